@@ -1,7 +1,6 @@
 """Base of all manifest models: camelCase outside, snake_case inside; docstrings are descriptions.
 
-Unknown fields are rejected by default. Types are strict: "5" is not a number, 1.0 is not an integer, NaN and infinity
-are not allowed.
+Types are strict: "5" is not a number, 1.0 is not an integer, NaN and infinity are not allowed.
 """
 
 from typing import Annotated, Any, ClassVar, Final, Self

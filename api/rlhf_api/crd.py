@@ -1,8 +1,6 @@
 """The CustomResourceDefinition, generated: `python -m rlhf_api.crd` writes `crds/rlhfjobs.yaml`.
 
-It adds to the fields what Kubernetes needs: rules on their nodes, printer columns, the status and scale subresources,
-names. Rule: fields and rules come from the models and `rules`. The definition as compact JSON must stay below 262,144
-bytes, the limit of annotations at which client-side `kubectl apply` fails.
+Its compact JSON must stay below 262,144 bytes, the limit of annotations at which client-side `kubectl apply` fails.
 """
 
 import copy
@@ -135,8 +133,7 @@ def _optional(schema: Schema, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _describe_once(node: Schema, path: str, described: dict[str, str]) -> None:
-    """Replace a repeated description by a reference to the first field with the same name and description where that is
-    shorter, so that the definition fits into an annotation."""
+    """Replace a repeated description by a reference to the first field with the same name and text, if shorter."""
     for name, child in node.get("properties", {}).items():
         at = f"{path}.{name}".removeprefix(".")
         words = child.get("description", "")

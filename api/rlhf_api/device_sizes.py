@@ -1,7 +1,6 @@
 """The sizes of a job's groups as a part of its manifest: how they are written into it, and how many devices they use.
 
-A plan for `spec.devices` is recorded as these sizes, together with the request that they answer. Pure; must never
-decide a size.
+Must never decide a size.
 """
 
 import copy
@@ -62,8 +61,9 @@ class JobSizes(ApiModel):
         return self.model_copy(update={group.lower(): None for group in fixed})
 
     def written_into(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the data of a manifest with these sizes. Fields of spec.training that do not fit them, or that
-        generation workers decide, are removed; the others are as written.
+        """Return the data of a manifest with these sizes.
+
+        Fields of spec.training that do not fit them, or that generation workers decide, are removed.
         """
         data: dict[str, Any] = copy.deepcopy(dict(document))
         spec = data["spec"]

@@ -1,8 +1,6 @@
 """Reads an RLHFJob manifest: returns a checked job, or reports the problems of its fields and rules together.
 
-Problems of the text, or of apiVersion and kind, end the checks. `resolve` fills in the defaults that depend on other
-fields or on the manifest's folder. `resolved_job` takes all these steps for a document. Only `read_text` opens a file,
-and only `resolve` asks whether a folder exists.
+`resolve` fills in the defaults that depend on other fields or on the manifest's folder.
 """
 
 import os
@@ -153,8 +151,10 @@ def broken_rules(job: RLHFJob) -> list[Problem]:
 
 
 def forbidden_changes(old: RLHFJob, new: RLHFJob, *, ended: bool = False) -> list[Problem]:
-    """Return the changed fields that may not change in a live job, as the API server's transition rules do, or in a run
-    that continues after all its processes have `ended`."""
+    """Return the changed fields that may not change in a live job, as the API server's transition rules do.
+
+    `ended`: the run continues after all its processes have ended, so `LAYOUT` may change.
+    """
     before, after = Values(_plain(old)), Values(_plain(new))
     free = LAYOUT if ended or (old.spec.suspend and new.spec.suspend) else ()
     problems = []
@@ -167,11 +167,10 @@ def forbidden_changes(old: RLHFJob, new: RLHFJob, *, ended: bool = False) -> lis
 
 
 def resolve(job: RLHFJob, base: Path) -> RLHFJob:
-    """Return the job with the defaults that depend on other fields or on the folder. The call is idempotent.
+    """Return the job with the defaults that depend on other fields or on the folder, without a status. Idempotent.
 
     Relative paths become absolute against `base`, the folder of the manifest; a hub id of a model stays. A policy or
-    value role that the graph needs and the manifest does not set starts from the actor. Roles that the graph does not
-    need are left out, except the actor and named rewards. There is no status. Folders are not opened.
+    value role that the graph needs and the manifest does not set starts from the actor.
     """
     spec = job.spec
     algorithm = spec.algorithm.fields.resolved(lambda path: _file(path, base))

@@ -1,8 +1,6 @@
 """Checks the metadata of a manifest: fields, namespace, and keys and values of labels and annotations.
 
-Rule: a problem is something that `kubectl apply` or `kubectl create` with strict field validation rejects.
-`rlhf_api.rules` checks the form of the name. A generateName is checked with a name of the length that the API server
-generates from it.
+A problem is something that `kubectl apply` or `kubectl create` with strict field validation rejects.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,6 @@
-"""Checks that a folder of PEFT adapters matches `spec.training.lora`: adapter_config.json, and the tensors' names,
-types and shapes.
+"""Checks that a folder of PEFT adapters matches `spec.training.lora`.
 
-Rule: a key of the configuration is known not to affect loaded adapters, is described by the manifest, or is rejected
-unless its value is accepted or means "unused". So an unknown key of a later PEFT is rejected too. It reads the headers
-of tensor files, not the tensors. It does not need torch.
+An unknown key of adapter_config.json is rejected unless its value means "unused".
 """
 
 import json
@@ -75,8 +72,7 @@ class AdapterError(FolderError):
 def check_adapter_config(folder: Path, settings: Lora, *, own: bool = False, base_path: str = "/") -> None:
     """Raise AdapterError unless adapter_config.json describes adapters with these settings.
 
-    `own`: whether it is a checkpoint of this project, which may contain a head in full. `base_path`: the manifest's
-    path of the frozen weights.
+    `own`: it is a checkpoint of this project. `base_path`: the manifest's path of the frozen weights.
     """
     file = folder / ADAPTER_CONFIG
     config = _read_config(folder)
@@ -102,8 +98,7 @@ def check_adapter_config(folder: Path, settings: Lora, *, own: bool = False, bas
 def check_adapter_tensors(folder: Path, settings: Lora, base: WeightFiles | None = None) -> None:
     """Raise AdapterError unless the folder contains A and B of matrices in the settings, as floats, and nothing else.
 
-    `base`: the weights that the adapters extend, if known; then every matrix in the settings needs both, with matching
-    shapes. Raises FolderError for a damaged file.
+    `base`: the weights that the adapters extend, if known. Raises FolderError for a damaged file.
     """
     file = folder / ADAPTER_WEIGHTS
     if not file.is_file():

@@ -1,10 +1,7 @@
 """Versions of coordinator and worker that work together: a number that both send, and its rule.
 
-Register and Welcome carry `PROTOCOL`. A release that changes what either side must understand raises it by one. Pure
-additions, such as a field that a reader can ignore, do not raise it. Neighbouring versions work together: version N
-sends to version N - 1 only what N - 1 understands. The same holds for the resolved job, which a process of another
-version may have written: `read_job`.
-Must never list the abilities of versions; they belong to the code that has them.
+A release that changes what either side must understand raises `PROTOCOL` by one; a field that a reader can ignore does
+not. Version N sends to version N - 1 only what N - 1 understands.
 """
 
 import json
@@ -45,9 +42,8 @@ def written_job(job: RLHFJob) -> str:
 
 
 def read_job(document: Any) -> RLHFJob:
-    """Read the resolved job that another process wrote. Raises ValidationError.
+    """Read the resolved job that another process wrote, ignoring unknown fields. Raises ValidationError.
 
-    Unknown fields are ignored, because the writer may be newer. Do not use this for user input, where an unknown field
-    is a mistake (`rlhf_api.manifest`).
+    Do not use this for user input, where an unknown field is a mistake (`rlhf_api.manifest`).
     """
     return RLHFJob.model_validate(document, extra="ignore")

@@ -1,8 +1,6 @@
-"""Maps workers to pods and pods to workers, also for pods with several ranks.
+"""Maps workers to pods and pods to workers, also for pods with several ranks. Rule: pure.
 
-Rule: pure. Pod k of the training group contains ranks k*N to k*N + N - 1, where N is `spec.training.ranksPerPod`. A pod
-of the other worker groups contains one worker with its own number. A worker's name does not depend on its pod and must
-never be derived from a pod's name.
+Pod k of the training group contains ranks k*N to k*N + N - 1, where N is `spec.training.ranksPerPod`.
 """
 
 from collections.abc import Iterable

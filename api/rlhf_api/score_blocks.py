@@ -1,7 +1,6 @@
 """Incremental scoring for both sides: blocks of positions, and the tasks that can start before a sample ends.
 
-Such a task produces one number per token that does not depend on later tokens. So it can score whole blocks of an
-unfinished response during decoding. A reward depends on the whole text and is excluded.
+Such a task produces one number per token that does not depend on later tokens.
 """
 
 from collections.abc import Iterable

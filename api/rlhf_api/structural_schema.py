@@ -1,8 +1,6 @@
 """The manifest's structural schema: the pydantic models in the form that Kubernetes accepts.
 
-Owns the translation of the models to the OpenAPI v3 of a CRD (no $ref, no anyOf, no null, inline defaults and
-descriptions), field paths in it, and defaulting and null pruning like the API server's. It contains no rules across
-fields.
+It has no $ref, no anyOf and no null, and inline defaults and descriptions.
 """
 
 import copy

@@ -1,7 +1,6 @@
-r"""Regular expressions of users: checked when a manifest is read, compiled, and searched for.
+"""Regular expressions of users: checked when a manifest is read, compiled, and searched for.
 
-Rule: matching takes linear time for any pattern. The engine is pydantic's (Rust's regex, RE2 syntax: no look-around, no
-backreferences), not Python's `re`. Compilation expands repetitions, so their number is limited too.
+Matching takes linear time: the engine is pydantic's (Rust's regex, RE2 syntax: no look-around, no backreferences).
 """
 
 import math

@@ -1,7 +1,7 @@
 """YAML documents as plain data with the line of every field, read as `kubectl` reads them.
 
-Rule: scalars have the types that `kubectl apply` gives them: YAML 1.1 booleans (a bare Off is false), `1e-6` is a
-number, dates stay text. A duplicate key is an error.
+Scalars have the types of `kubectl apply`: YAML 1.1 booleans (a bare Off is false), `1e-6` is a number, dates stay text.
+A duplicate key is an error.
 """
 
 import re

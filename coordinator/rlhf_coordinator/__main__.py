@@ -1,8 +1,7 @@
 """`python -m rlhf_coordinator`: the coordinator of one job, configured by `names.Env` variables.
 
-It ends with `names.ExitCode`: 0 when the job is complete, or 130 when it was stopped (SIGTERM, SIGINT, or the Stop
-call). A failure ends it with the failure's own code, or 1, after a log line with its message. A coordinator that was
-killed continues from its journal (`loop.recovery`) when it starts again with the same job and RLHF_RUN_DIR.
+Exit codes (`names.ExitCode`): 0 when the job is complete, 130 when it was stopped, else the failure's code or 1. A
+coordinator that was killed continues from its journal when it starts again with the same job and RLHF_RUN_DIR.
 """
 
 import asyncio

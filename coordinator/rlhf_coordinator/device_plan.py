@@ -1,6 +1,6 @@
 """The plan of a job with `spec.devices`: the recorded one of its journal, or a new one, which is recorded.
 
-Rule: while the request (`plan_request`) stays the same, a readable recorded plan is taken.
+A readable recorded plan is taken while the request (`plan_request`) stays the same.
 """
 
 from collections.abc import Callable
@@ -26,10 +26,9 @@ REPLANNING_KEY: Final = "replanning"
 def take_plan(
     job: RLHFJob, journal: Journal, choose_plan: Callable[[RLHFJob], DevicePlanRecord]
 ) -> tuple[RLHFJob, DevicePlanRecord | None]:
-    """Return a resolved job with all its sizes, and its plan; None where it has none. Raises JobError.
+    """Return a resolved job with all its sizes, and its plan or None. Raises JobError.
 
-    `choose_plan` is called only if sizes are missing and no plan for the same request is recorded. It may raise
-    UnplannableError.
+    `choose_plan` is called if sizes are missing and no plan for the same request is recorded.
     """
     if job.spec.devices is None:
         return job, None
@@ -73,7 +72,7 @@ def choose(job: RLHFJob, run: Path | None) -> DevicePlanRecord:
 def write_ran_job(job: RLHFJob, run_dir: Path, job_file: Path) -> None:
     """Write the resolved job into the run folder, where `choose` finds the sizes of its figures at the next start.
 
-    It does nothing without `spec.devices`, or if the process reads the job from there. Raises JobError.
+    Raises JobError.
     """
     path = run_dir / RAN_JOB
     if job.spec.devices is None or job_file.absolute() == path.absolute():

@@ -1,8 +1,6 @@
 """Figures for the plan search that a run of the job has shown: lengths, measured costs, seconds of training.
 
-They are read from the run folder: the journal's segments and facts, `costs.json`, `facts.jsonl` and `job.json`. `rlhf
-plan`, `rlhf run` and a coordinator in a pod read them here.
-Rule: a run folder is untrusted. An unreadable file teaches nothing and raises nothing. This module writes nothing.
+They are read from the run folder, which is untrusted.
 """
 
 import json

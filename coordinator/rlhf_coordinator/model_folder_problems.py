@@ -1,7 +1,4 @@
-"""Finds unusable model folders of a job.
-
-Rule: it reads what is on this disk and downloads nothing.
-"""
+"""Finds unusable model folders of a job. Rule: it reads what is on this disk and downloads nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +15,7 @@ from rlhf_coordinator.tokenizer_problems import tokenizer_problems
 
 
 def model_folder_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderError]]:
-    """Yield (field, path, error) for the models, the initial adapters and the tokenizers of a resolved job.
-
-    Only absolute paths of folders on this disk are checked, except for tokenizers. Each model folder is checked at most
-    once with a head, and once without.
-    """
+    """Yield (field, path, error) for the models, the initial adapters and the tokenizers of a resolved job."""
     checked: set[tuple[str, bool]] = set()
     for field, path, head in _models(spec):
         if {(path, head), (path, True)} & checked or not Path(path).is_absolute() or not Path(path).is_dir():

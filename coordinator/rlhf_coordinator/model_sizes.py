@@ -1,7 +1,4 @@
-"""The sizes and shapes of a job's models, from config.json and safetensors headers.
-
-Rule: no weights are loaded; the size of a model that is not on this disk is None, not zero.
-"""
+"""The sizes and shapes of a job's models, from config.json and safetensors headers. No weights are loaded."""
 
 import json
 from collections.abc import Mapping
@@ -24,10 +21,10 @@ _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, 
 
 
 def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
-    """Return the size of each model that a resolved job sets: of roles, of rewards, and of the draft model.
+    """Return the size of each model that a resolved job sets; None for a folder that is not on this disk or cannot be
+    read.
 
-    The size is None for a folder that is not on this disk or cannot be read. A role without a model of its own has no
-    key. Keys are roles, the names of `reward_model`, and DRAFT_MODEL.
+    Keys are roles, the names of `reward_model`, and DRAFT_MODEL.
     """
     sources: dict[str, ModelSource | None] = {}
     sources |= {role: spec.models.explicit_source(role) for role in ModelRole if role.kind is not ModelKind.REWARD}
@@ -74,11 +71,7 @@ def read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
 
 
 def _map_widths(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return linear map -> its inputs plus outputs, summed over all layers: the maps of attention, and of an MLP
-    without experts.
-
-    Return an empty dictionary where the configuration states no shape.
-    """
+    """Return linear map -> its inputs plus outputs, summed over the layers; empty without a stated shape."""
     try:
         shape = shape_of(config)
     except _UNREADABLE:

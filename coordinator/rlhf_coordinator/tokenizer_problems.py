@@ -1,7 +1,4 @@
-"""Checks whether models that get the policy's tokens agree on their meaning and on the chat format.
-
-Rule: it reads folders and caches on this disk, and downloads nothing.
-"""
+"""Checks whether models that get the policy's tokens agree on their meaning and on the chat format."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -30,10 +27,7 @@ def tokenizer_problems(spec: RLHFJobSpec) -> Iterator[tuple[str, str, FolderErro
 
 
 def template_warnings(spec: RLHFJobSpec) -> Iterator[tuple[str, str]]:
-    """Yield (field, sentence) for each model of `_readers` whose own chat template differs from that of the prompts.
-
-    It yields nothing without spec.prompts.chatTemplate. An unreadable template counts as none.
-    """
+    """Yield (field, sentence) for each model of `_readers` whose own chat template differs from that of the prompts."""
     file = spec.prompts.chat_template_file
     for field, path, folder, actor in _readers(spec) if spec.prompts.chat_template else ():
         own, used = _template(folder), _template(actor) if file is None else _text(Path(file))

@@ -1,8 +1,7 @@
 """`python -m rlhf_operator`: the operator process.
 
-It can be killed at any moment: jobs keep running, and the next process lists what exists and continues.
-
-Exit codes: 0 after SIGTERM or SIGINT, 2 when the process cannot start, 1 otherwise.
+It can be killed at any moment: jobs keep running, and the next process continues. Exit codes: 0 after SIGTERM or
+SIGINT, 2 when the process cannot start, 1 otherwise.
 """
 
 import argparse

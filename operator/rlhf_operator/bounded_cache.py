@@ -1,7 +1,4 @@
-"""Caches results of pure functions of long texts within a limit of entries and of characters.
-
-Rule: the number of entries alone is not a bound, because a manifest may have a million characters.
-"""
+"""Caches results of pure functions of long texts within a limit of entries and of characters."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable

@@ -1,7 +1,6 @@
 """Creates the authority of one job, and issues certificates for its processes (ECDSA P-256).
 
-Rule: a process's certificate always names `channels.SERVER_NAME`. `Authority` has a private key and must never be
-mounted into a pod, where user code runs. Must never read a clock.
+`Authority` must never be mounted into a pod, where user code runs. Must never read a clock.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Runs one reconcile of one job: observe, decide, carry out the plan, and return when the next one is due.
 
-Rule: `reconcile` makes the decisions. The status is written first; if that fails, the rest of the plan is dropped. A
-reconcile may die at any line; the next one observes what was done and continues.
+If the status cannot be written, the rest of the plan is dropped. A reconcile may die at any line; the next one observes
+what was done and continues.
 """
 
 import logging

@@ -1,7 +1,5 @@
-"""Reads coordinators, and sends them sizes, over mutual TLS in the background, so that a slow one does not delay a
+"""Reads coordinators, and sends them sizes, over mutual TLS in the background, so that a slow one delays no
 reconcile.
-
-Rule: a coordinator runs in its user's pod, so `reading_of` shortens, limits or drops values beyond their bounds.
 """
 
 import asyncio
@@ -90,7 +88,7 @@ class _Connection:
 class Coordinators:
     """The latest reading for each job key; each coordinator is read regularly until `forget`.
 
-    `on_change(key)` is called for news: another reading, an answer after a failure or with a resize, or a new failure.
+    `on_change(key)` is called for news.
     """
 
     def __init__(self, on_change: Callable[[str], None], port: int = COORDINATOR_PORT) -> None:
@@ -110,8 +108,7 @@ class Coordinators:
     ) -> None:
         """Read the coordinator at this address from now on, and less often while it does not answer.
 
-        `run_id` is the `ObservedPod.run_id` of the coordinator. When it or `sign` changes, the pause before the next
-        attempt ends.
+        When `run_id` (`ObservedPod.run_id`) or `sign` changes, the pause before the next attempt ends.
         """
         connection = self._connections.get(key)
         if connection is None or connection.address != address or connection.certificates != certificates:

@@ -1,7 +1,6 @@
 """Waits until the API server serves RLHFJobs, and says why it does not.
 
-Rule: a missing definition never ends the operator. The operator may start before the definition is installed, and
-continues after it was deleted and restored.
+Rule: a missing definition never ends the operator.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Posts events on RLHFJobs in the background.
 
-Rule: a caller of `post` does not wait for the API server. An event that cannot be posted is dropped and logged. This
-module aggregates nothing.
+A caller of `post` does not wait for the API server. An event that cannot be posted is dropped and logged.
 """
 
 import asyncio

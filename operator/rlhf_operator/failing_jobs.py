@@ -1,9 +1,6 @@
-"""Counts the reconciles of each job that an ApiError ended since the last complete one, and decides when its user is
-informed.
+"""Counts the failed reconciles of each job since the last complete one, and decides when to inform its user.
 
-Conflicts do not count. The counts are lost with the process.
-
-Rule: sends nothing.
+The counts are lost with the process.
 """
 
 import time

@@ -1,8 +1,6 @@
 """Serves health and metrics over HTTP: /healthz, /readyz, /metrics.
 
-Rule: health describes the work: jobs are reconciled and changes arrive. The event loop of the work also answers the
-probes, so a blocked loop does not answer. Readiness does not depend on the Lease: a rolling update ends the replica
-that has it when the next one is ready.
+Health means that jobs are reconciled and changes arrive.
 """
 
 import asyncio

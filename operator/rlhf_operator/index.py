@@ -1,7 +1,6 @@
 """The operator's memory of the cluster: the newest known version of each job, and small records of its objects.
 
-Rule: an older version of an object never replaces a newer one. An object belongs to a job if its controller is the
-RLHFJob of that uid; its label may be anybody's. Sends nothing.
+An object belongs to a job if its controller is the RLHFJob of that uid; its label may be anybody's. Sends nothing.
 """
 
 import json
@@ -153,10 +152,7 @@ class Index:
             self._ended.pop(key, None)
 
     def pods(self, key: str, uid: str) -> tuple[dict[str, ObservedPod], frozenset[str]]:
-        """Return the pods of the job of that uid by name, and the names that other pods occupy.
-
-        Other pods belong to an earlier job of the same name or to somebody else, or cannot be read.
-        """
+        """Return the pods of the job of that uid by name, and the names that other or unreadable pods occupy."""
         result = self._pods.get(key, {})
         ours = {name: pod for name, pod in result.items() if isinstance(pod, ObservedPod) and pod.owner == uid}
         return ours, frozenset(result.keys() - ours.keys())
@@ -170,10 +166,7 @@ class Index:
         return tuple((kind, each) for kind, each in result if each.owner == uid)[:MAX_UNREADABLE_NAMED]
 
     def put_pod(self, key: str, body: Mapping[str, Any]) -> bool:
-        """Store a version of a pod; return whether anything that decisions read has changed.
-
-        The answer to a pod's creation is metadata only; the watch then delivers the whole pod with the same version.
-        """
+        """Store a version of a pod; return whether anything that decisions read has changed."""
         pod = pod_of(body)
         if isinstance(pod, UnreadableObject) and not pod.uid:
             return self._cannot_read(key, "Pod", None, pod.why)
@@ -281,7 +274,7 @@ class Index:
     def put_queue_object(self, key: str, kind: str, api: QueueApi, body: Mapping[str, Any]) -> bool:
         """Store a version of a queue's object with its status; return whether decisions may change.
 
-        If the new version cannot be read, the last readable one stays, so that an admitted job continues.
+        If the new version cannot be read, the last readable one stays.
         """
         try:
             queued = api.parse(body)

@@ -1,9 +1,6 @@
 """Reads, issues and renews the certificates of jobs in the cluster.
 
-A job has two Secrets: its pods mount one, and the other has the authority's key.
-
-Rule: the authority is created and never overwritten, because running processes trust it alone. A Secret that the job
-does not control is neither used nor written.
+Must never overwrite an authority, nor use a Secret that the job does not control.
 """
 
 import base64
@@ -57,8 +54,7 @@ class JobCertificates:
     async def current(self, key: str, uid: str, now: datetime, *, needed: bool) -> StoredCertificates | None:
         """Return the certificates in the job's Secret, perhaps cached; None if there are no usable ones.
 
-        `needed`: a starting pod would hang without the Secret, or the coordinator does not answer with the cached
-        certificates.
+        `needed`: a starting pod would hang without the Secret, or the coordinator does not answer.
         """
         if needed:
             self._doubted.add(key)

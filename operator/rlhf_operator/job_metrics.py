@@ -1,8 +1,6 @@
-"""Prometheus metrics of every job, produced on each scrape from two small tuples per job.
+"""Prometheus metrics of jobs, produced on each scrape from two small tuples per job, to save memory.
 
-Rule: no metric objects are stored, to save memory in a cluster with thousands of jobs. Jobs in the same state usually
-share one tuple; times and progress, which differ, are stored separately. A job's metrics end with the job. Labels and
-help come from the catalogue (`rlhf_common.metrics.operator`).
+Labels and help come from `rlhf_common.metrics.operator`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,8 +1,7 @@
 """Creates, changes, labels and deletes the objects of jobs.
 
-Rule: an object of somebody else with a name that the job needs is reported and left unchanged. The uid of the
-controller in the ownerReferences decides, never a label. Pods are created last: after a refused write they could run
-with foreign content or without a NetworkPolicy.
+An object of somebody else (by its controller's uid) with a name that the job needs is reported and left unchanged. Pods
+are created last: before, they could run with foreign content or without a NetworkPolicy.
 """
 
 import asyncio
@@ -97,8 +96,7 @@ class WriteResult:
 async def write(client: KubernetesClient, manifest: Json, *, exists: bool = False) -> Json:
     """Create an object of a job, or change it if the job controls it and it is no pod; return at least its metadata.
 
-    `exists`: the object is assumed to exist, so the first attempt is no creation. Raises ApiError, such as
-    OccupiedError, LeavingError or KeptError.
+    `exists`: do not try to create it first. Raises ApiError, such as OccupiedError, LeavingError or KeptError.
     """
     kind, meta = kind_of(manifest), manifest["metadata"]
     there = await client.get(kind, meta["namespace"], meta["name"]) if exists else None
@@ -261,8 +259,8 @@ class JobObjects:
             log.warning("%s: %s is not changed: %s", key, name, error, extra={"job": key})
 
     async def delete(self, key: str, pods: Sequence[PodDeletion]) -> float | None:
-        """Delete pods that have not been replaced since they were observed; return the seconds until the next
-        reconcile, or None without pods.
+        """Delete pods unless they have been replaced; return the seconds until the next reconcile, or None without
+        pods.
 
         A deletion that was requested less than DELETE_AGAIN_SECONDS ago is not repeated.
         """
@@ -305,8 +303,7 @@ async def all_of(
 ) -> None:
     """Run requests, at most AT_ONCE at a time, while they are `wanted`.
 
-    After an ApiError no further request starts, but requests in flight are awaited because they may succeed. Raises the
-    first ApiError.
+    After an ApiError no further request starts, and requests in flight are awaited. Raises the first ApiError.
     """
     waiting, errors = iter(requests), list[ApiError]()
 

@@ -1,6 +1,6 @@
 """Reads and caches the stored revisions of jobs.
 
-Rule: only a revision whose digest the job's status has is cached. It is also returned when the ConfigMap is gone.
+A revision is cached if the job's status has its digest. It is also returned when the ConfigMap is gone.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
-"""Computes the values of the metrics that every job has.
+"""Computes the values of the metrics that every job has. Rule: pure.
 
-Rule: pure; the time is an argument. The stored job and its status may have been edited by hand: a value that is no
-number counts as 0, and an unknown condition, phase or group of the status has no series.
+The stored job may have been edited by hand: a value that is no number counts as 0.
 """
 
 from collections import Counter as Tally
@@ -35,10 +34,9 @@ class JobPhase(NamedTuple):
 
 
 def phase_of(before: JobPhase | None, status: Mapping[str, Any], now: float) -> JobPhase:
-    """Return the phase of a job and its start. `before`: the phase that this process knew last.
+    """Return the phase of a job and its start; `before` is the phase that this process knew last.
 
-    A condition has the time when its status changed, not the time when its reason changed. Without `before`, a running
-    job's phase starts at that time, and any other phase starts now.
+    Without `before`, a running job's phase starts when its condition's status changed, any other phase now.
     """
     running = next((item for item in status.get("conditions") or [] if item["type"] == ConditionType.RUNNING), None)
     reason = str(running["reason"]) if running is not None else ""

@@ -1,8 +1,7 @@
 """Leader election by a Lease: one of several operators reconciles, the others wait.
 
-Rule: an operator that cannot renew its lease gives it up RENEW_DEADLINE after it sent its last successful request,
-before the lease expires. Another operator's lease expires if it has not *changed* for its duration on this process's
-clock, so clocks of machines are never compared. A leader that is asked to stop releases the lease.
+An operator that cannot renew its lease gives it up RENEW_DEADLINE after it sent its last successful request, before the
+lease expires. Expiry counts from the last change that this process saw, so clocks of machines are not compared.
 """
 
 import asyncio

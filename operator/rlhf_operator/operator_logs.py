@@ -1,7 +1,6 @@
 """Configures the operator's log on stderr: one JSON object per line, or plain lines.
 
-Rule: during a reconcile a JSON line has the job, its iteration and the trace, if known (`reconciling`). Other code that
-logs about a job passes its key as `extra={"job": key}`, so that lines can be found by job.
+Other code that logs about a job passes its key as `extra={"job": key}`.
 """
 
 import logging

@@ -125,7 +125,7 @@ def _ready_after(meta: Mapping[str, Any], before: Mapping[str, Any], after: Mapp
 def _resized(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
     """Return the seconds for which Resizing was True, if it has just become False; else None.
 
-    None also for a job that has stopped or starts again: its workers have not all joined or left.
+    None also for a job that has stopped or starts again.
     """
     running = _condition(after, ConditionType.RUNNING)
     if running is None or running["reason"] not in _AT_WORK:

@@ -1,8 +1,6 @@
 """Asks the API server for a dry run of one pod of each template of which the job has no active pod.
 
-Rule: decides nothing about the job. An accepted template is not tried again in the same namespace while it is
-remembered. No answer is no verdict. A refused template is tried again later, because an administrator may have changed
-the reason.
+An accepted template is remembered; a refused one is tried again later.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
 """Exchanges state with queues: reads it for a job, writes reports, and deletes gang objects.
 
-Rule: decides nothing. A report is written to the version of the object that was read, so that no change of the queue is
-lost.
+A report is written to the version that was read, so that no change of the queue is lost.
 """
 
 import logging
@@ -38,10 +37,9 @@ class Queueing:
         self._read_at: dict[tuple[str, str], tuple[float, Json]] = {}
 
     async def state(self, index: Index, key: str, job: Json) -> QueueState | None:
-        """Return the state of the first queue that has an object of a stored job.
+        """Return the state of the first queue that has an object of a stored job; None if no backend has a queue.
 
-        Without an object: of the first queue that the cluster serves, or else of the first one; None if no backend has
-        a queue.
+        Without an object, it is the first queue that the cluster serves, or else the first one.
         """
         uid = str(job["metadata"]["uid"])
         queues = [(api, self.served.version(mode), index.queue_object(key, uid, api)) for mode, api in queue_apis()]

@@ -1,7 +1,6 @@
-"""Traces of reconciles for OpenTelemetry: one trace per reconcile, with its steps.
+"""Traces of reconciles for OpenTelemetry, with their steps.
 
-Rule: no reconcile waits for traces and no decision depends on them. Without an endpoint there are no ids, and nothing
-is sent.
+No reconcile waits for traces, and no decision depends on them. Without an endpoint nothing is sent.
 """
 
 import os

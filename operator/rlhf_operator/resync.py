@@ -1,7 +1,7 @@
 """The slow backstop of the watches: lists all objects, compares them with the index, and corrects the index.
 
-Rule: sends only reads. If a version is lower than one known before, etcd was restored from a backup. The process then
-ends, and the next one starts with an empty index; jobs keep running.
+Rule: sends only reads. A version lower than one known before means that etcd was restored from a backup; the process
+then ends.
 """
 
 import asyncio
@@ -135,7 +135,7 @@ class Resync:
     async def _missed(self, kind: str, listed: dict[str, dict[str, Any]]) -> int:
         """Return the number of objects whose newest version the watch has not delivered even after a while.
 
-        Read these objects again and put them into the index. Objects that the index does not accept are not counted.
+        Read these objects again and put them into the index.
         """
 
         def outdated() -> list[str]:

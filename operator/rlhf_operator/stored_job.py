@@ -1,7 +1,6 @@
-"""The remembered form of a stored RLHFJob: the parts that are read, and the problems of unreadable ones.
+"""The remembered form of a stored RLHFJob: the parts that are read, and the problems of unreadable ones. Rule: pure.
 
-Rule: pure. Metadata is reduced. Only scalar fields are kept of a spec that is nested too deeply or is too large.
-Entries that violate the status' model are dropped one by one; after _ROUNDS of them, the whole status is dropped.
+Parts that violate the status' model are dropped one by one; after _ROUNDS of them, the whole status is dropped.
 """
 
 import json
@@ -73,7 +72,7 @@ def stored_of(body: Mapping[str, Any]) -> StoredJob:
 def read_part(job: Mapping[str, Any]) -> Json:
     """Return the part of a remembered job whose change makes a plan outdated.
 
-    Other labels and annotations, which some tools write many times per minute, are ignored.
+    Other labels and annotations, which tools may write many times per minute, are ignored.
     """
     meta = job["metadata"]
     labels = {name: value for name, value in meta.get("labels", {}).items() if name.startswith(_QUEUE_LABELS)}

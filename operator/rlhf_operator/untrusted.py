@@ -1,8 +1,4 @@
-"""Parses untrusted input: objects of the cluster, logs of processes, replies of coordinators.
-
-Rule: input becomes a value of its type and within its bounds, or raises an `UnreadableError` with the field, the found
-value and the expected one (`loads` returns None instead). Pure; this module does not know the meaning of objects.
-"""
+"""Parses untrusted input: objects of the cluster, logs of processes, replies of coordinators. Rule: pure."""
 
 import json
 import re
@@ -23,9 +19,7 @@ LISTED_MAX: Final = 256
 NUMBER_MAX: Final = 2**63 - 1
 """Largest integer in the API server's objects."""
 PARSER_LEVELS: Final = 11_000
-"""Recursion limit for the parser of the API server's answers. The API server stores objects of up to 10,000 levels, and
-an unparsable object cannot be separated from the others in its answer.
-"""
+"""Recursion limit for the parser of the API server's answers, whose objects may have 10,000 levels."""
 FINALIZERS_KEPT: Final = 8
 """Most finalizers of an object that `finalizers_of` returns."""
 SHOWN_MAX: Final = 60
@@ -133,7 +127,7 @@ def describe_finalizers(finalizers: Sequence[str]) -> str:
 
 
 def text(value: Any, field: str, most: int, *, empty: bool = True) -> str:
-    """Return the first `most` characters of a text. With `empty`, None and "" are an empty text.
+    """Return the first `most` characters of a text; with `empty`, None is an empty text.
 
     Raises UnreadableError for another type, and for an empty text without `empty`.
     """

@@ -1,6 +1,6 @@
 """Reads the ConfigMaps of reward functions and environments when pods that mount them are created.
 
-Rule: a pod whose code is missing is not returned as creatable, but with the reason. Nothing is cached between calls.
+A pod whose code is missing is not creatable; the reason is returned.
 """
 
 from collections.abc import Sequence

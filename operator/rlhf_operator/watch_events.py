@@ -1,8 +1,7 @@
 """Handles watch events: updates the index and enqueues the job's key if that was news.
 
-Rule: decides and writes nothing. The handler enqueues no job before the first listings of the kinds of objects are
-complete, because it would be reconciled with only some of its pods. Anybody with permission may write malformed
-objects, so an event that cannot be processed is counted and logged.
+The handler enqueues no job before the first listings are complete, because it would be reconciled with only some of its
+pods. An event that cannot be processed is counted and logged.
 """
 
 import logging

@@ -1,9 +1,6 @@
 """The operator's watches: RLHFJobs with kopf, the objects of jobs with reflectors on the shared client.
 
-kopf logs in, finds the resource, lists, watches, and calls one `@kopf.on.event` handler. It runs in a thread with its
-own event loop. Its storages store nothing.
-
-Rule: a watch hands over objects and decides nothing. `resync` finds what a stream misses.
+Rule: a watch hands over objects and decides nothing.
 """
 
 import asyncio
@@ -190,9 +187,9 @@ async def watch(
     watched: ResourceTable,
     until_served: Callable[[], Awaitable[None]],
 ) -> None:
-    """Watch until cancelled, in all namespaces if none is named. `watched`: RLHFJobs and the kinds of their objects.
+    """Watch until cancelled, in all namespaces if none is named.
 
-    `until_served` waits until the API server serves RLHFJobs.
+    `watched` has RLHFJobs and the kinds of their objects. `until_served` waits until the API server serves RLHFJobs.
     """
     sys.setrecursionlimit(max(sys.getrecursionlimit(), PARSER_LEVELS))
     places: Sequence[str | None] = namespaces or [None]

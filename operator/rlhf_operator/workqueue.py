@@ -1,9 +1,7 @@
 """The operator's work queue: the order of reconciles, their concurrency, and retries after failures.
 
-Owns keys, never objects. A key waits in the queue at most once. A key that is added during its work, or right after, is
-processed once more after the debounce time. Keys are processed in order of arrival. The queue is in memory.
-
-Runs on one event loop, without locks; must never block it.
+A key waits in the queue at most once. The queue is in memory. Runs on one event loop, without locks; must never block
+it.
 """
 
 import asyncio
@@ -42,10 +40,10 @@ class WorkQueue:
     def __init__(
         self, work: Callable[[str], Awaitable[float | None]], concurrency: int, debounce: float = DEBOUNCE_SECONDS
     ) -> None:
-        """`work(key)` returns the seconds until the key is due again, or None. If it raises, the delay grows each time.
+        """`work(key)` returns the seconds until the key is due again, or None; an error delays the key, longer each
+        time.
 
-        `debounce` is the delay after a key's work before an added key runs again; a delay that `work` returned is not
-        extended.
+        `debounce`: seconds before a key that was added during or after its work runs again.
         """
         self._work = work
         self._concurrency = concurrency

@@ -1,11 +1,6 @@
-"""Compares an iteration that trains its critics beside the next decoding with one that does not, on the same times.
+"""Compares the seconds of an iteration with and without the critics' overlap, on measured or simulated times.
 
-Owns the comparison; `critic_overlap_choice` makes the decision. With the overlap, ranks train and publish the policy
-first. They train the critics while the policy decodes the next batch.
-
-Rule: pure; replays measured or simulated times. Generation and training must use distinct devices.
-
-Source: EuroMLSys'25, opportunity 8: generation of an iteration beside critic training of the previous one.
+Assumes that generation and training use distinct devices. Rule: pure. Source: EuroMLSys'25, opportunity 8.
 """
 
 from collections.abc import Collection

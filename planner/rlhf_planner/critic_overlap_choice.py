@@ -1,10 +1,4 @@
-"""Decides from measurements whether an iteration trains its critics beside the next decoding.
-
-Each way is measured first. Then a replay of the last iteration decides, and starting the overlap needs MARGIN. The
-unused way is measured again after REMEASURE iterations.
-
-Rule: pure. A choice changes when critics are trained, not on which batch.
-"""
+"""Decides from measurements whether an iteration trains its critics beside the next decoding. Rule: pure."""
 
 import math
 import statistics
@@ -84,9 +78,8 @@ class MeasuredOverlap:
 
     @property
     def contention(self) -> float:
-        """Return the ratio, at least 1, of decode steps with critic training to decode steps without.
-
-        Uses the fastest remembered iteration of each kind. Returns 1 until two iterations of each kind were measured.
+        """Return the slowdown of decode steps beside critic training, at least 1; 1 with fewer than two measurements of
+        a kind.
         """
         if min(len(self.quiet), len(self.beside)) < 2:
             return 1.0
@@ -174,8 +167,7 @@ class OverlapChoice:
 def choose(measured: MeasuredOverlap, last: SeenIteration | None, *, apart: bool, pending: bool) -> OverlapChoice:
     """Return the choice for the next iteration.
 
-    `last` is the newest completely observed iteration. `apart` is the last result of the comparison. `pending` means
-    that critics of the previous iteration are not trained yet, so their training time is unknown.
+    `apart` is the last result of the comparison. `pending`: critics of the previous iteration are not trained yet.
     """
     if not measured.together:
         return OverlapChoice(False, "measure")

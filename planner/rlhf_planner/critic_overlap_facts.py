@@ -1,7 +1,4 @@
-"""Serializes measurements of the critics' overlap, for the job's next process and for `rlhf plan`.
-
-Rule: pure. Rejects missing measurements, and negative or infinite ones.
-"""
+"""Serializes measurements of the critics' overlap. Rule: pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,7 +1,6 @@
 """Forecasts the gain of the critics' overlap from the recorded facts of a run, for `rlhf plan`.
 
-Rule: pure. Uses measurements of both ways if the run has them. Otherwise divides the time of training all models
-together by model size; the output names this assumption.
+Rule: pure. Without measurements of both ways, it divides the time of joint training by model size.
 """
 
 from collections.abc import Collection, Sequence
@@ -35,9 +34,7 @@ def forecast(
 ) -> OverlapForecast | None:
     """Return the forecast of the newest iteration with enough facts; None without one.
 
-    `facts` are those of a run, oldest first. `measured` has the run's measurements, or is None. `policy_share` is the
-    policy's share of the parameters of all trained models, 0..1, or None if unknown.
-    `late_tasks` are the scoring tasks that critics do.
+    `facts` are oldest first. `policy_share` is the policy's share of the trained parameters, 0..1, or None if unknown.
     """
     both = measured is not None and measured.together and measured.policy
     for before, seen in reversed(list(zip((None, *facts), facts, strict=False))):

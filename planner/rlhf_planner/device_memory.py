@@ -1,9 +1,7 @@
-"""Memory that each process of a job needs on its device, by purpose, and by phase where roles take turns.
+"""Estimates the memory of a process on its device, by purpose, and by phase where roles take turns.
 
-Counts weights, the KV cache of a full batch of the longest samples, and gradients and AdamW moments of trained models.
-Gathered layers, activations, logits, communicators and the runtime are not counted.
-
-Rule: arithmetic on sizes from the caller. A model of unknown size is reported as unknown and is missing in the total.
+Counts weights, the KV cache, gradients and AdamW moments; not activations, logits, communicators and the runtime. The
+total lacks models of unknown size, and the estimate names them.
 """
 
 from collections.abc import Mapping
@@ -126,9 +124,9 @@ def reward_model(reward: GivenReward) -> str:
 
 
 def estimates(spec: RLHFJobSpec, sizes: Sizes) -> dict[Group, Estimate]:
-    """Return the memory of one device by group; colocated ranks count for generation.
+    """Return the memory of one device by group.
 
-    Training counts stages of equal size. Where roles take turns, the phase that needs the most memory counts.
+    Where roles take turns, generation has the phase that needs the most memory.
     """
     scorers = {Group.INFERENCE: scoring(spec, sizes)}
     if spec.rank_group is Group.TRAINING:
@@ -207,10 +205,9 @@ def scoring(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
 
 
 def training(spec: RLHFJobSpec, sizes: Sizes) -> Estimate:
-    """Return the memory of a rank's part of every trained model, and of a trained draft model.
+    """Return the memory of a rank: its part of each trained model, and a trained draft model as a whole.
 
-    All parts of a model count as equal; the draft model counts whole. For a model trained with adapters, frozen weights
-    are separate from trained ones; a shared trunk counts once.
+    Pipeline stages count as equal in size. A shared trunk counts once.
     """
     settings, models = spec.training, graph_of(spec).trained
     half, shared = spec.compute_type == "BFloat16", False

@@ -1,7 +1,6 @@
 """Compares an iteration that decodes beside training with one that does not, from the times of its parts.
 
-Owns the comparison; `spec.rollout.overlapTraining` makes the decision.
-Rule: pure. Generation and training must use distinct devices.
+Rule: pure. Assumes that generation and training use distinct devices.
 """
 
 import statistics

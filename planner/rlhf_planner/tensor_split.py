@@ -1,8 +1,6 @@
 """Checks from a model's config.json whether it can be split over the devices of one worker, or over training ranks.
 
-Rule: pure, and limited to what tensor parallelism needs in every architecture. Each device has whole attention heads
-and whole columns of the feed-forward layers; ranks that divide experts have equally many whole ones. Values missing in
-the configuration are not judged.
+Rule: pure. Missing values are not judged.
 """
 
 from collections.abc import Mapping
@@ -13,8 +11,7 @@ def split_problem(config: Mapping[str, Any], degree: int, *, several: bool = Tru
     """Return why a model cannot be split over `degree` devices, with a smaller valid degree; empty if no problem is
     known.
 
-    If there are fewer key-value heads than devices, heads are replicated, and the degree must be a multiple of their
-    number. This is not allowed if `several` is false, as in training, where layers of experts are not split at all.
+    `several` allows more devices than key-value heads, a multiple of their number.
     """
     if not several and degree > 1 and expert_count(config) > 1:
         return f"the model's experts cannot be split over {degree} ranks: use 1"

@@ -1,7 +1,7 @@
 """Floating-point operations of training, by tokens and by pairs of attention.
 
-Source: 6 per parameter and token (Kaplan et al., arXiv 2001.08361), and 12 per layer, width and pair of a query and a
-key, forward and backward. Embedding and head are left out, and so are the experts that a token does not choose.
+6 per parameter and token (Kaplan et al., arXiv 2001.08361), and 12 per layer, width and pair of a query and a key,
+forward and backward. Embedding, head and experts that a token does not choose are left out.
 """
 
 from typing import Final
@@ -28,6 +28,9 @@ def attention_width(shape: TransformerShape) -> int:
 
 
 def training_flops(parameters: float, width: float, tokens: float, pairs: float, per_parameter: int = 6) -> float:
-    """Return the operations of a forward and a backward. `parameters`, `width`: as above, or per layer; `pairs`: of a
-    query and a key that it sees; `per_parameter`: operations per parameter and token, 4 for frozen ones."""
+    """Return the operations of a forward and a backward.
+
+    `parameters` and `width` are of a model or a layer; `pairs` are of a query and a key that it sees. `per_parameter`
+    is 4 for frozen ones.
+    """
     return per_parameter * parameters * tokens + 12 * width * pairs

@@ -1,11 +1,7 @@
 """Lists ways to divide the trained models over training ranks, with the memory and the utilization of a rank.
 
-A layout is pipeline x data x context x tensor ranks; the context size is the job's. `device_memory` counts the memory.
-
-The utilization is that of serial 1F1B with equal stages. With m micro-batches per copy, p stages are busy for m / (m +
-p - 1) of a mini-batch; models with different stages count by their share of the parameters. Transfers are not counted.
-
-Rule: pure. Lists the layouts that the rules checked here allow. A layout of unknown memory never fits.
+Utilization is that of serial 1F1B with equal stages: with m micro-batches per copy, p stages are busy for m / (m + p -
+1) of a mini-batch. Transfers are not counted. Rule: pure.
 """
 
 from collections.abc import Iterator
@@ -67,9 +63,9 @@ def layout_of(spec: RLHFJobSpec, sizes: Sizes) -> TrainingLayout:
 
 
 def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]:
-    """Return the layouts of so many ranks that the job may have, those with the highest utilization first.
+    """Return the layouts of so many ranks that the job may have, the highest utilization first, then the least memory.
 
-    Ties go to the layout with less memory. Layouts with moments in host memory follow all others, in the same order.
+    Layouts with moments in host memory follow, in the same order.
     """
     found = [_layout(spec, sizes, parallelism) for parallelism in _possible(spec, sizes, ranks)]
     found.sort(key=lambda layout: (-layout.busy, layout.memory.total))
@@ -79,10 +75,9 @@ def layouts(spec: RLHFJobSpec, sizes: Sizes, ranks: int) -> list[TrainingLayout]
 def first_that_fits(
     spec: RLHFJobSpec, sizes: Sizes, device_bytes: int, *, offload: bool = False
 ) -> TrainingLayout | None:
-    """Return the fastest layout of the fewest ranks that fits devices of this size.
+    """Return the fastest layout of the fewest ranks that fits devices of this size; None if none fits.
 
-    The ranks are those of the job, then twice as many, up to MAX_GROWTH times; None if none fits. `offload` is whether
-    the layout keeps its moments in host memory.
+    The ranks are the job's, then twice as many, up to MAX_GROWTH times.
     """
     ranks = spec.training.ranks
     while ranks <= spec.training.ranks * MAX_GROWTH:
@@ -191,8 +186,7 @@ def _with_experts(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallel
 
 
 def _suits(spec: RLHFJobSpec, sizes: Sizes, parallelism: TrainingParallelism) -> bool:
-    """Return whether every trained model has a layer for each of its stages, heads that can be split, and no experts
-    if split.
+    """Return whether the trained models have a layer for each stage, heads that can be split, and no experts if split.
 
     If no model states its layers or heads, the job's own values count.
     """

@@ -1,9 +1,6 @@
 """Memory that one pipeline stage needs while it trains, in bytes by purpose, computed from shapes.
 
-Not counted: the CUDA context and libraries (RUNTIME_BYTES), and memory that the allocator cannot use because of
-fragmentation (FRAGMENTED_SHARE of its memory).
-
-Rule: arithmetic only.
+Not counted: RUNTIME_BYTES of the CUDA context and libraries, and FRAGMENTED_SHARE of the allocator's memory.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
-"""The shape of a transformer from its config.json: widths, layers, experts, the parameters of a layer, and the layers
-of each pipeline stage.
+"""The shape of a transformer from its config.json.
 
-Rule: arithmetic on values of the file. A missing value of a required field is an error; optional fields have defaults.
+Rule: arithmetic on values of the file. A missing required value is an error; optional ones have defaults.
 """
 
 from collections.abc import Mapping

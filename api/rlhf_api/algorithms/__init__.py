@@ -1,8 +1,5 @@
 """The manifest side of every algorithm: one module per algorithm, and the registry that finds them by name.
 
-A module has the fields of the manifest, the dataflow graph, the responses per prompt, and the algorithm's own rules.
-The module of the same name in `rlhf_workers.algorithms` has its mathematics. The graph of a job (`graph_of`) says which
-roles are trained, which task produces which field, and with which shape.
 Must never import torch, nor `rlhf_api.job`, which is built from these modules.
 """
 

@@ -1,6 +1,6 @@
 """Fields and rules of policy gradients with critics: warm-up iterations that train only the critics.
 
-An untrained value head gives meaningless advantages, so the policy can skip these iterations.
+An untrained value head gives meaningless advantages.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
-"""Combines several rewards of a response into one number.
+"""Combines several rewards of a response into one number. Rule: pure.
 
-Rule: pure; one response at a time, with sums that do not depend on the order of the rewards. A reward that abstained is
-left out and never counts as zero; if all abstained, there is no number. `Combine.NORMALIZED_SUM` needs the whole batch;
-here it is the plain sum.
+A reward that abstained is left out. `Combine.NORMALIZED_SUM` needs the whole batch; here it is the plain sum.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""DAPO, decoupled clip and dynamic sampling: fields and graph. Its losses are `rlhf_workers.algorithms.dapo`.
+"""DAPO, decoupled clip and dynamic sampling: fields and graph.
 
 Source: Yu et al., "DAPO" (2025, arXiv 2503.14476). The limit of rounds and its consequences are this project's.
 """

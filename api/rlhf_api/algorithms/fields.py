@@ -1,8 +1,4 @@
-"""Manifest fields of every algorithm, and the questions that the rest of the project asks of one.
-
-An algorithm is a subclass of `AlgorithmFields` in its own module, listed in `registry`. `responses_per_prompt` has no
-default, so a class without it cannot be instantiated.
-"""
+"""Manifest fields of every algorithm, and the questions that the rest of the project asks of one."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping

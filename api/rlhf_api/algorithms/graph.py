@@ -1,7 +1,6 @@
 """Dataflow graphs: fields of samples with their shapes, tasks that need and produce them, and the usual tasks.
 
-A group of workers exists only if a task of the graph runs in it. Pure data: must never contain an algorithm's values or
-code of a loss.
+Pure data: must never contain an algorithm's values or code of a loss.
 """
 
 from dataclasses import dataclass

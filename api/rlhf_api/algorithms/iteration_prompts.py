@@ -1,13 +1,10 @@
-"""Which prompts each iteration begins, and how many prompts wait for a later one.
+"""Which prompts each iteration begins, and how many prompts wait for a later one. Rule: pure arithmetic.
 
-With `spec.rollout.oversample` an iteration has more prompts than a batch, except for long rounds. The surplus prompts
-are dropped, carried into the next iteration (`maxStaleness`), or deferred to a long round (`longRounds`).
+The surplus prompts of `spec.rollout.oversample` are dropped, carried into the next iteration (`maxStaleness`), or
+deferred to a long round (`longRounds`).
 
 With long rounds, batch B and surplus M, of the first n iterations floor(M n / (B + M)) are long. A short round begins B
-+ M prompts and defers M. A long round takes the B prompts that waited longest and begins none. `longRounds: Auto` may
-change M when no prompt waits. Each schedule then begins where the one before ends.
-
-Rule: pure arithmetic.
++ M prompts and defers M. A long round takes the B prompts that waited longest and begins none.
 """
 
 import math
@@ -45,8 +42,7 @@ class PromptSchedule:
 
     @property
     def longest_wait(self) -> int:
-        """Iterations within which a deferred prompt is taken up: the long rounds that empty the queue, times the
-        iterations from one long round to the next, both rounded up. 0 if none are deferred."""
+        """Iterations within which a deferred prompt is taken up; 0 if none are deferred."""
         if self.surplus != "Deferred" or not self.extra:
             return 0
         return -(-self.most // self.batch) * -(-self.most // self.extra)
@@ -62,8 +58,7 @@ class PromptSchedule:
     def first(self, iteration: int) -> int:
         """Return the number of an iteration's first place, counted over all passes through the prompt file.
 
-        Its other places count on from it. Prompts that it takes up retain the numbers from the iteration that began
-        them. For a long round it is the first number of the next short round.
+        For a long round it is the first number of the next short round.
         """
         if self.surplus == "Carried":
             return iteration * self.batch
@@ -98,10 +93,7 @@ class PromptSchedules:
         return self.at(iteration).waiting(iteration) == 0
 
     def changed(self, iteration: int, extra: int) -> "PromptSchedules":
-        """Return the schedules with so many surplus prompts from an iteration on.
-
-        Raises ValueError while prompts wait, because each prompt has a place in one schedule only.
-        """
+        """Return the schedules with `extra` surplus prompts from an iteration on; ValueError while prompts wait."""
         now = self.at(iteration)
         if not self.may_change(iteration):
             raise ValueError(f"{now.waiting(iteration)} prompts wait when iteration {iteration} begins")
@@ -118,10 +110,7 @@ MAX_PERIOD: Final = 34
 
 
 def possible_surpluses(batch: int, iterations: int) -> tuple[int, ...]:
-    """Return the numbers of surplus prompts among which `longRounds: Auto` chooses, rising and without 0.
-
-    Each is close to one of SURPLUS_SHARES, and its period fits into MAX_PERIOD and into so many `iterations`.
-    """
+    """Return the numbers of surplus prompts among which `longRounds: Auto` chooses, rising and without 0."""
     found = set()
     for share in SURPLUS_SHARES:
         near = range(max(1, math.ceil(batch * share * 2 / 3)), math.floor(batch * share * 3 / 2) + 1)

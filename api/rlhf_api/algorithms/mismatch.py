@@ -1,7 +1,4 @@
-"""Correction of the mismatch between the sampling engine and the training ranks: fields and rules.
-
-Both compute log-probabilities of the same tokens, but perhaps with different kernels, precision or weights.
-"""
+"""Correction of the mismatch between the log-probabilities of the sampling engine and the training ranks."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType

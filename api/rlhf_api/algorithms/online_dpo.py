@@ -1,7 +1,4 @@
-"""Online direct preference optimisation: two responses are sampled, and the reward picks the better one.
-
-Fields and graph; its loss is `rlhf_workers.algorithms.online_dpo`.
-"""
+"""Online direct preference optimisation: two responses are sampled, and the reward picks the better one."""
 
 from collections.abc import Iterator
 from typing import ClassVar

@@ -1,8 +1,4 @@
-"""An external algorithm: a class that training workers load. This module contains only its manifest data.
-
-The manifest says which models it needs and how many responses per prompt, so its code is not needed for that.
-`rlhf_workers.algorithms.plugin` loads the code.
-"""
+"""The manifest data of an external algorithm. `rlhf_workers.algorithms.plugin` loads its code."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self

@@ -1,10 +1,7 @@
-"""Dynamic refill: replaces prompt groups whose rewards are all equal, since they have no learning signal.
+"""Dynamic refill: replaces prompt groups whose rewards are all equal, since they have no learning signal. Rule: pure.
 
-Owns the rule of a job: which groups are dropped, and how many groups an iteration has. The groups of an iteration are
-numbered in the order of its prompts. The first ones fill the batch. A group dropped in round k - 1 adds one at the end,
-which belongs to round k, up to the last allowed round. The number of groups does not depend on the order in which
-dropped groups became known, and further dropped groups do not decrease it.
-Rule: pure.
+The groups of an iteration are numbered in the order of its prompts. The first ones fill the batch. A group dropped in
+round k - 1 adds one at the end, which belongs to round k, up to the last allowed round.
 """
 
 from bisect import bisect_left
@@ -45,8 +42,7 @@ def teaches_nothing(rewards: Collection[float]) -> bool:
 def round_ends(first: int, dropped: Sequence[int], rounds: int) -> list[int]:
     """Return the number of groups after rounds 0, 1, ..., as far as it is known.
 
-    `first`: groups of the batch; `dropped`: numbers of the groups dropped so far, ascending. The list ends before the
-    first round that adds nothing, or with the last allowed round; groups still being scored may add more.
+    `first`: groups of the batch; `dropped`: numbers of the groups dropped so far, ascending.
     """
     ends = [first]
     for _ in range(rounds):

@@ -38,9 +38,9 @@ class EvaluationPrompts(PromptFiles):
     """See prompts.overlong."""
 
     def inherit(self, job: Prompts) -> Self:
-        """Return a copy that takes the unset fields of `INHERITED` from the job's prompts.
+        """Return a copy that takes the unset fields of `INHERITED` from the job's prompts. The call is idempotent.
 
-        If `chat_template` is False, it takes no fields of a template. The call is idempotent.
+        If `chat_template` is False, it takes no fields of a template.
         """
         without_template = OF_TEMPLATE if self.chat_template is False else ()
         missing = [name for name in INHERITED if getattr(self, name) is None and name not in without_template]

@@ -12,9 +12,10 @@ Mode = Literal["Disabled", "Auto"]
 ComputeType = Literal["Float32", "BFloat16"]
 """Number type of matrix products."""
 Rate = Annotated[float, Field(gt=1e-12, le=1)]
-"""A learning rate. A smaller one changes hardly any float32 weight. A larger one makes AdamW take steps of that size
-for any gradient. The lower bound is exclusive because the API server compares an integer, such as 0, with the integer
-part of a bound."""
+"""A learning rate.
+
+The bound is exclusive: the API server compares an integer, such as 0, with the integer part of a bound.
+"""
 DRAFTERS: Final[tuple[Literal["Siblings", "Ngram", "Model"], ...]] = ("Siblings", "Ngram")
 """Default drafters, which need nothing outside the job."""
 
@@ -89,9 +90,9 @@ class Generation(GroupFields):
             examples=["Auto", "my_package.my_engine"],
         ),
     ] = "Auto"
-    """Engine that decodes: torch, vllm, or the path of your own module, with a dot, in the worker image. Auto follows
-    engineArgs and parallelism; otherwise it chooses vllm on a GPU if the image's vLLM serves the model, and torch on a
-    CPU, in a deterministic job or with an environment."""
+    """Engine that decodes: torch, vllm, or the path of your own module, with a dot, in the worker image. Auto is torch
+    with an environment. Else it follows parallelism and engineArgs. Without them it is vllm on a GPU if the image's
+    vLLM serves the model, except in a deterministic job, and else torch."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments under the engine's own names, passed unchanged."""
     max_batch_size: Annotated[int, Field(ge=1, le=65536)] = 64

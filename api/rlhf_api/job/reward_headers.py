@@ -47,8 +47,7 @@ class RewardHeader(ApiModel):
 def secret_variables(keys: Iterable[SecretKey]) -> dict[SecretKey, str]:
     """Return key of a Secret -> environment variable that carries its value to the processes that run user code.
 
-    Key `token` of Secret `judge` becomes RLHF_SECRET_JUDGE_TOKEN. If two keys would have the same variable, the later
-    ones get a number.
+    Key `token` of Secret `judge` becomes RLHF_SECRET_JUDGE_TOKEN.
     """
     variables: dict[SecretKey, str] = {}
     for key in dict.fromkeys(keys):

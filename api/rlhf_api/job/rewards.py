@@ -1,7 +1,6 @@
 """Sources of rewards: `spec.models.reward`, or several by name in `spec.models.rewards`.
 
-A source is a Python function, a model, an endpoint, a judge, or the environment of the rollout. `spec.rewardShaping`
-combines several rewards.
+A source is a Python function, a model, an endpoint, a judge, or the environment of the rollout.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """`spec.scheduling`, `spec.managedBy` and `spec.operatorClass`: what places the job's pods, and what reconciles it.
 
-Rule: this module contains the user's choices. The operator (`rlhf_operator.gang`) decides which objects follow.
+The operator (`rlhf_operator.gang`) decides which objects follow.
 """
 
 from typing import Annotated, Final, Literal

@@ -1,7 +1,6 @@
 """`status` of an RLHFJob: the operator's observations.
 
-Rule: the operator writes it. Readers ignore unknown fields, because a newer operator may have written them. Texts such
-as "37/100" exist because a printer column shows a single value.
+Readers ignore unknown fields, because a newer operator may have written them.
 """
 
 from datetime import datetime

@@ -1,8 +1,6 @@
-"""Rules for algorithms whose graph has no task in a group. The group has no workers, so other values of the fields in
-`_UNUSED` than those listed there are rejected. A job also needs a reward if its graph does. Unless it is suspended,
-it needs a generation worker if its graph generates, and else an inference worker if its graph scores.
+"""Rules for algorithms whose graph has no task in a group.
 
-The rules come from the graphs of the registry; this module names no algorithm.
+The group has no workers, so other values of the fields in `_UNUSED` than those listed there are rejected.
 """
 
 from collections.abc import Iterator

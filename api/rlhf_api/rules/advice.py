@@ -1,6 +1,6 @@
 """Warnings: valid settings without effect, or with another effect than they seem, each with its field.
 
-Rule: a job with warnings starts like one without. CEL cannot warn, so these do not come from the API server.
+CEL cannot warn, so these do not come from the API server.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """Rules in Python only: CEL cannot state them, or not within the size limit of the definition.
 
-Rule: the API server accepts a job that breaks them. They need a job with valid fields.
+The API server accepts a job that breaks them.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""Rules of `spec.devices`: sizes that it chooses are left out, the devices hold what is fixed, no queue or gang needs
-the pods before a plan names them, and a deterministic job keeps its training layout.
-"""
+"""Rules of `spec.devices`, such as: sizes that it chooses are left out, and the devices hold what is fixed."""
 
 from collections.abc import Iterator
 from typing import Any, Final

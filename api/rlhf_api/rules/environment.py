@@ -1,6 +1,7 @@
-"""Rules of `spec.rollout.environment`. The job needs generation with an engine that can continue after text from
-others, and turns that end with a token. The environment's reward needs an environment. Each variable of its processes
-has exactly one value."""
+"""Rules of `spec.rollout.environment`.
+
+The job needs generation with an engine that can continue after text from others, and turns that end with a token.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final

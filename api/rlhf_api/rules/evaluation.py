@@ -1,5 +1,7 @@
-"""Rules of `spec.evaluation`. The job decodes responses and judges each by itself. Several responses to a prompt need
-random sampling, or they would be identical."""
+"""Rules of `spec.evaluation`.
+
+Several responses to a prompt need random sampling, or they would be identical.
+"""
 
 from collections.abc import Iterator
 from typing import Final
@@ -49,7 +51,7 @@ def _needs_judge(without: tuple[str, ...]) -> Rule:
 def _needs_groups(values: Values) -> bool:
     """Return whether any reward of the job needs all responses to a prompt.
 
-    Reads only the fields that decide in a single reward, so that another invalid field hides nothing.
+    Reads the fields that decide, so that another invalid field hides nothing.
     """
     single, several = "spec.models.reward", "spec.models.rewards"
     if values.has(single) and values[f"{single}.calls"] == "Group":

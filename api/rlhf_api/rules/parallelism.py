@@ -1,8 +1,4 @@
-"""Rules of `spec.generation.gpusPerReplica` and `spec.generation.parallelism` for each engine.
-
-vLLM splits every layer over the GPUs of one worker, so the tensor degree equals the number of GPUs; torch uses one
-device. A custom engine has neither limit.
-"""
+"""Rules of `spec.generation.gpusPerReplica` and `spec.generation.parallelism` for each engine."""
 
 from collections.abc import Iterator
 from typing import Final

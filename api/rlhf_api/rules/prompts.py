@@ -1,7 +1,6 @@
-"""Rules of `spec.prompts` and `spec.evaluation.prompts`: chat settings need a chat template, and sources are files with
-distinct names.
+"""Rules of `spec.prompts` and `spec.evaluation.prompts`.
 
-Rule: prompts of an evaluation are checked together with inherited fields (`rlhf_api.job.evaluation`).
+Prompts of an evaluation are checked together with inherited fields.
 """
 
 from collections.abc import Callable, Iterator

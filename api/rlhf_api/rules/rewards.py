@@ -1,5 +1,4 @@
-"""Rules of `spec.models.rewards`: each of several rewards follows the rules of the single one, and names are distinct.
-Also the rules of `spec.rewardShaping`.
+"""Rules of `spec.models.rewards` and `spec.rewardShaping`.
 
 The CEL of rewards covers the whole list, since a rule's node is a single object: `each` is a reward.
 """
@@ -125,8 +124,11 @@ def _guard(path: tuple[str, ...]) -> str:
 
 
 def _cel(path: tuple[str, ...]) -> str:
-    """Return a path within a reward in CEL. CEL keywords are escaped: under a plain keyword the API server finds the
-    field but not the length limit of its lists, so it cannot bound the cost of a rule."""
+    """Return a path within a reward in CEL, with CEL keywords escaped.
+
+    Under a plain keyword the API server does not find the length limit of a list, so it cannot bound the cost of a
+    rule.
+    """
     return ".".join(("each", *(f"__{name}__" if name in _RESERVED else name for name in path)))
 
 

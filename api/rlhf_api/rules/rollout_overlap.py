@@ -1,6 +1,6 @@
 """Rules of `spec.rollout.overlapTraining`: an iteration decodes during training on the previous one.
 
-A single rule combines the requirements below. `absent_groups` has the rule that the algorithm generates.
+`absent_groups` has the rule that the algorithm generates.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,6 @@
-"""Rules of `spec.training.parallelism.shard` and `shardOptimizer`: one copy over all ranks, or moments divided over
-copies. Also combinations that ranks with parts of a model, by `shard` or `tensor`, do not support."""
+"""Rules of `spec.training.parallelism.shard` and `shardOptimizer`, and of ranks with parts of a model (`shard`,
+`tensor`).
+"""
 
 from collections.abc import Iterator
 from typing import Final

@@ -297,8 +297,7 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.managedBy",
     "spec.operatorClass",
 )
-"""Fields that may not change in an existing job, except those of `LAYOUT` while it is suspended. Replica counts,
-iterations, suspend, fusion, templates, checkpoint frequency and the run policy, for example, may change."""
+"""Fields that may not change in an existing job, except those of `LAYOUT` while it is suspended."""
 
 LAYOUT: Final[tuple[str, ...]] = (
     "spec.devices",

@@ -1,7 +1,4 @@
-"""One rule per union of the manifest outside lists: exactly one of its members is set, or at most one.
-
-The models declare their unions (`ApiModel.exactly_one`, `at_most_one`).
-"""
+"""One rule per union of the manifest outside lists: exactly one of its members is set, or at most one."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,4 @@
-"""Rules of addresses that a job calls: rewards, judges, trackers, traces.
-
-Rule: pure, without name resolution. Hosts are rejected by their text, also in other spellings: decimal, octal,
-hexadecimal and short forms of IPv4, IPv4 within IPv6, full-width digits. The target of a name is not checked.
-"""
+"""Rules of addresses that a job calls: rewards, judges, trackers, traces. Rule: pure, without name resolution."""
 
 import ipaddress
 import re

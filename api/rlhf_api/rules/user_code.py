@@ -1,7 +1,6 @@
-"""Rules of user code: names of files, modules, classes and functions that Python cannot import.
+"""Rules of user code: names of files, modules, classes and functions that are Python's reserved words.
 
-Rule: pure; nothing is imported or searched. The patterns of the fields admit identifiers; this module rejects Python's
-reserved words.
+Rule: pure; nothing is imported or searched.
 """
 
 import keyword

@@ -1,4 +1,4 @@
-"""Checks that config.json and the weight files of a model folder agree, before anything is loaded. No torch is needed.
+"""Checks that config.json and the weight files of a model folder agree, before anything is loaded.
 
 It rejects adapters and quantised weights. For known families it also rejects wrong numbers in config.json, and layers
 or a head that differ from it. Tensors are read only to compare a tied embedding and head. No torch is needed.

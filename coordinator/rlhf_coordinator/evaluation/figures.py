@@ -1,7 +1,6 @@
-"""The result of an evaluation as numbers.
+"""The result of an evaluation as numbers. Rule: pure.
 
-Rule: pure. A response without a finite reward counts as a sample, but is in no mean of rewards. The mean of an empty
-set is absent.
+A response without a finite reward counts as a sample, but is in no mean of rewards.
 """
 
 import math
@@ -20,8 +19,7 @@ LARGEST_TABLE: Final = 9
 def pass_at(judged: int, passed: int, k: int) -> float:
     """Return the unbiased estimate of pass@k (arXiv 2107.03374).
 
-    It is the probability that at least one of k responses passes, drawn without replacement from `judged` responses of
-    which `passed` pass. `k` is 1 to `judged`.
+    `passed` of `judged` responses pass; `k` is 1 to `judged`.
     """
     return 1.0 - math.comb(judged - passed, k) / math.comb(judged, k)
 
@@ -29,8 +27,7 @@ def pass_at(judged: int, passed: int, k: int) -> float:
 def evaluation_metrics(ledger: Ledger, per_prompt: int, pass_reward: float, field: str) -> dict[str, float]:
     """Return the metrics of a complete evaluation; each run of `per_prompt` samples belongs to one prompt.
 
-    `field`: the field with the reward. `reward` is the mean over responses, `reward_best` the mean over prompts of the
-    best response. `pass_at_K` covers the prompts that have at least K responses with a reward.
+    `reward` is the mean over responses, `reward_best` the mean over prompts of the best response.
     """
     groups = [ledger.samples[start : start + per_prompt] for start in range(0, len(ledger.samples), per_prompt)]
     rewards = [[value for sample in group if (value := _reward(sample, field)) is not None] for group in groups]

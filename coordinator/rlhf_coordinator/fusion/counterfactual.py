@@ -1,6 +1,6 @@
 """The counterfactual of incremental scoring in mode Auto: an iteration's time with and without it.
 
-Rule: the next iteration scores early if that gains enough. The simulation runs in a thread.
+The next iteration scores early if that gains enough.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Inter-stage fusion over the life of a job: measured costs, learned lengths, and plans for the tails of iterations.
 
-In mode Auto a simulation in a thread chooses the plan. A failed measurement of its costs, or a failed simulation, turns
-fusion off until the process ends.
+In mode Auto a simulation in a thread chooses the plan. If it fails, fusion is off until the process ends.
 """
 
 import asyncio

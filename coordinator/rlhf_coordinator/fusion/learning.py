@@ -1,7 +1,4 @@
-"""Learning of inter-stage fusion from an iteration: response lengths, and the costs of work.
-
-After a restart `restore_learned` reads them again, from the stored segments and the journal's facts.
-"""
+"""Learning of inter-stage fusion from an iteration: response lengths, and the costs of work."""
 
 import logging
 import time
@@ -36,7 +33,7 @@ log = logging.getLogger(__name__)
 def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
     """Restore the stored costs, and the lengths of the last WINDOW iterations whose segments still exist.
 
-    `written` is the entry JOB_KEY of the journal's facts. Nothing is restored where inter-stage fusion is disabled.
+    `written` is the entry JOB_KEY of the journal's facts.
     """
     fusion = run.state.fusion
     if run.context.spec.fusion.inter_stage.mode == "Disabled":

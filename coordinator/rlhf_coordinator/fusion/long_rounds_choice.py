@@ -1,10 +1,7 @@
 """Long rounds in mode Auto: chooses the surplus prompts of short rounds, from the job's lengths and measured costs.
 
-    period scored -> learn its lengths -> simulate all ways in a thread -> next iteration in which no prompt waits
-
-Rule: a choice takes effect when an iteration begins and no prompt waits. It is in the iteration's first record before
-anything follows from it, so a replay, a restart and a resume need no choice. Nothing waits for a simulation: without a
-new choice the schedule in force continues. A period that would not end with the job never begins.
+A choice takes effect when an iteration begins and no prompt waits. The iteration's first record has it, so a restart
+needs no choice.
 """
 
 import asyncio

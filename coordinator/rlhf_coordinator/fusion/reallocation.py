@@ -1,8 +1,6 @@
-"""The measured and the predicted gain of moves that balance workers: metrics, and a span for each measured move.
+"""The measured and the predicted gain of moves that balance workers.
 
-Rule: the measured time runs from the decision until the last sample that the two workers decoded then is finished, on
-any worker. The gain compares it with the time that the two workers would have taken without the move, from their
-learned throughput and the observed lengths. A move with a sample that was not seen to finish is not measured.
+The measured time runs from the decision until the last sample that the two workers decoded then is finished.
 """
 
 import time

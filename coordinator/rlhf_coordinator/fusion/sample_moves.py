@@ -1,7 +1,4 @@
-"""Moves of samples from worker to worker: the commands, and the ledger's changes when they are answered.
-
-Rule: the pending command contains the request, so an answer is judged from that and the ledger.
-"""
+"""Moves of samples from worker to worker: the commands, and the ledger's changes when they are answered."""
 
 import logging
 import time

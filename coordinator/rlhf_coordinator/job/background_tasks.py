@@ -1,6 +1,6 @@
-"""Tasks that run beside the loop, for example simulations in threads, searches in child processes, files to complete.
+"""Tasks that run beside the loop, for example simulations in threads or searches in child processes.
 
-Rule: an exception that a task does not catch is logged with the task's name.
+An exception that a task does not catch is logged with the task's name.
 """
 
 import asyncio

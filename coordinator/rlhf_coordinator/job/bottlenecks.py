@@ -1,7 +1,6 @@
-"""Logs why iterations take as long as they do.
+"""Logs why iterations take as long as they do, at most SHOWN lines each time.
 
-Rule: the search runs in a thread, and rests at least EVERY_SECONDS and IDLE_TIMES its duration. It logs at most SHOWN
-lines each time.
+The search runs in a thread, and rests at least EVERY_SECONDS and IDLE_TIMES its duration.
 """
 
 import asyncio

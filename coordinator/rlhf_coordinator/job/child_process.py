@@ -1,7 +1,6 @@
 """Asks a Python module of this package in a child process: one JSON question in, one JSON answer out.
 
-Computations of seconds run there, so that they do not block the coordinator and can be ended at a time-out. The child
-ends with the task that waits for it.
+So computations of seconds do not block the coordinator.
 """
 
 import asyncio

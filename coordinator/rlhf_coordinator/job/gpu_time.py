@@ -1,10 +1,7 @@
 """The GPU time of a job: seconds of computation by group, and idle seconds by group and cause.
 
-For each worker and each time between heartbeats, the reported compute time without device turns is busy, and the rest
-is idle. A worker does not report when it was idle. The computation is assigned first to phases in which the worker's
-group may have work.
-Rule: moments are arguments, in seconds of one monotonic clock. Busy and idle add up to the time between heartbeats,
-times the worker's GPUs.
+Between two heartbeats of a worker, the reported compute time without device turns is busy, and the rest is idle. Rule:
+moments are arguments, in seconds of one monotonic clock.
 """
 
 from collections import deque

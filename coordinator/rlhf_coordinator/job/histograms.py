@@ -1,7 +1,4 @@
-"""Histograms of samples, steps and iterations of a job, for percentiles.
-
-Rule: the exemplar of a value names the worker, the iteration and the sample on which it was measured, as far as given.
-"""
+"""Histograms of samples, steps and iterations of a job, for percentiles."""
 
 from typing import Final
 

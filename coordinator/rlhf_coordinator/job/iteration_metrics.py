@@ -1,7 +1,6 @@
 """The metrics of an iteration, for metrics.jsonl, trackers, Prometheus, status and journal.
 
-Rule: a missing reward is absent. A value that is infinite or NaN is absent under its own name, and `nonfinite/<name>`
-is 1 in its place.
+An infinite or NaN value is replaced by `nonfinite/<name>`, which is 1.
 """
 
 import math
@@ -96,7 +95,7 @@ def time_metrics(run: JobRun, now: float) -> dict[str, float]:
 def idle_share(run: JobRun, worker: str, now: float) -> float:
     """Return the share, 0..1, of Generating and Scoring so far in which a worker neither decoded nor scored.
 
-    It is 0 before these phases, and decoding or scoring in progress counts as idle until it is reported.
+    Work in progress counts as idle until it is reported.
     """
     elapsed = sum(run.times.spent(phase, now) for phase in FUSED_PHASES)
     busy = sum(run.state.fusion.busy.get(worker, {}).values())
@@ -107,10 +106,7 @@ def idle_share(run: JobRun, worker: str, now: float) -> float:
 
 
 def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Return counts of samples, reward statistics, response lengths in tokens, and the divergence from the reference.
-
-    Greedy baselines count among the tokens, not in the rewards or the lengths.
-    """
+    """Return counts of samples, reward statistics, response lengths in tokens, and divergence from the reference."""
     lengths = np.array([len(sample.response) for sample in ledger.trainable if not sample.failed], dtype=np.float64)
     tokens = sum(len(sample.response) for sample in ledger.uncut_samples if not sample.failed)
     metrics = {
@@ -127,10 +123,9 @@ def batch_metrics(ledger: Ledger, graph: Graph) -> dict[str, float]:
 
 
 def reward_statistics(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Return mean and deviation of each reward and cost, and the range of the first.
+    """Return mean and deviation of each reward and cost, and the range of the first; empty without samples.
 
-    All cover the same samples: those that were not cut off, are no greedy baselines, and have every reward and cost.
-    The result is empty without such samples.
+    They cover the trainable samples that have every reward and cost.
     """
     fields = graph.reward_fields
     judged = [sample for sample in ledger.trainable if all(field in sample.fields for field in fields)]
@@ -145,11 +140,7 @@ def reward_statistics(ledger: Ledger, graph: Graph) -> dict[str, float]:
 
 
 def rewards_by_name(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Return mean, deviation, minimum and maximum of each of several rewards, over the samples that have it.
-
-    The result also has the number of abstentions of each of several rewards, and means of rewards' extra values. A
-    single reward of a role has the name of its task.
-    """
+    """Return mean, deviation, range and abstentions of each of several rewards, and means of extra values."""
     metrics: dict[str, float] = {}
     for task in graph.tasks:
         path = f"rewards/{task.part.name if task.part else task.name}"
@@ -184,11 +175,9 @@ def refill_metrics(ledger: Ledger) -> dict[str, float]:
 
 
 def divergence(ledger: Ledger, graph: Graph) -> dict[str, float]:
-    """Return the divergence from the first compared policy, in nats.
+    """Return the divergence from the first compared policy, in nats; empty without any.
 
-    `kl` is log p - log q summed over a response, averaged over responses. `kl_per_token` is its mean over tokens.
-    Abstained samples and tokens of environments are left out. The result is empty without any divergence, and where the
-    job generates nothing.
+    `kl` is log p - log q summed over a response, averaged over responses; `kl_per_token` is its mean over tokens.
     """
     if not graph.generates:
         return {}
@@ -211,12 +200,7 @@ def _scalar(value: bytes) -> float:
 
 
 def given_metrics(run: JobRun) -> dict[str, float]:
-    """Return metrics of the prompt file and of trackers.
-
-    These are the loss of the policy where the job generates nothing; with overlong Filter, the number of overlong
-    prompts left out; the passes over each named source; and, where the manifest names trackers, the number of lost
-    trackers.
-    """
+    """Return metrics of the prompts and the trackers, and the policy's loss where the job generates nothing."""
     metrics, graph = {}, run.context.graph
     prompts = run.context.spec.prompts
     if run.context.spec.trackers.named:
@@ -254,11 +238,7 @@ def training_metrics(run: JobRun, iteration: int) -> dict[str, float]:
 
 
 def _merged(ranks: Iterable[Worker], iteration: int) -> dict[str, float]:
-    """Merge the training metrics that the ranks reported for an iteration.
-
-    Bubbles are averaged, steps are those of the slowest rank, and other values are those of the first rank that
-    reported them.
-    """
+    """Merge the training metrics that the ranks reported for an iteration."""
     reported = [
         rank.last_train.metrics
         for rank in ranks
@@ -292,10 +272,7 @@ def skipped_steps(training: Mapping[str, float], iteration: int) -> str:
 
 
 def fusion_metrics(run: JobRun, now: float) -> dict[str, float]:
-    """Return the metrics of inter-stage fusion: the learned values, the idle shares of the groups, and its actions.
-
-    Without a possible consolidation its actions are absent.
-    """
+    """Return the metrics of inter-stage fusion: the learned values, the idle shares of the groups, and its actions."""
     state, fusion, moved = run.state, run.state.fusion, run.state.fusion.moved
     metrics = dict(fusion.learned or {})
     for group in (Group.GENERATION, Group.INFERENCE):

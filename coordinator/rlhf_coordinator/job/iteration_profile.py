@@ -1,6 +1,6 @@
 """The profile of the iteration that ends: measurements of its samples, steps, tasks and phases, for findings.
 
-Rule: computed from existing state. With spec.metrics Disabled nothing is recorded.
+With spec.metrics Disabled nothing is recorded.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """The times of the iteration in progress: seconds by phase, the coordinator's overhead, device turns.
 
-Rule: moments are arguments, in seconds of one monotonic clock; nothing here reads a clock.
+Rule: moments are arguments, in seconds of one monotonic clock.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """The report of an iteration that was closed before its batch, or its critics, were trained.
 
-Rule: the completed report is written to the journal before it goes to the trackers.
+The completed report is written to the journal before it goes to the trackers.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The seconds of an iteration that a plan for spec.devices predicts, as they were measured.
+"""The measured seconds of an iteration that a plan for spec.devices predicts.
 
 Rule: read only. Checkpoints, evaluations, starts and recoveries are not predicted, so they do not count.
 """

@@ -1,7 +1,6 @@
 """The histories of the samples in the iteration in progress, for the page of a run.
 
-Rule: changes of place are noted after they happen, so a moment is somewhat late. Nothing is recorded with spec.metrics
-Disabled, or for more than MAX_SAMPLES samples.
+Changes of place are noted after they happen, so a moment is somewhat late.
 """
 
 import logging

@@ -1,7 +1,6 @@
-"""Checks of messages about samples, the same for the batch and for evaluations.
+"""Checks of messages about samples, the same for the batch and for evaluations. Rule: pure.
 
-Rule: pure. Raises ValueError for an invalid message; a bad score is a failure of its task instead. Leases are not
-checked here.
+Raises ValueError for an invalid message; `score_problem` returns the problem of a bad score.
 """
 
 from collections.abc import Iterable
@@ -50,7 +49,7 @@ def finished_response(message: pb.FinishedSample, limit: int) -> PackedResponse:
 def returned_response(progress: pb.SampleProgress, ledger: Ledger, index: int, limit: int) -> PackedResponse:
     """Return the whole unfinished response of at most `limit` tokens with which a worker returns a sample.
 
-    Raises ValueError, also where other weights than the iteration's drew tokens after a carried beginning.
+    Raises ValueError for another one.
     """
     name = f"sample {progress.key.sample}"
     response = response_of(progress.tokens, progress.log_probabilities, progress.versions)

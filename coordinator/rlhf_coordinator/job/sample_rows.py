@@ -62,8 +62,7 @@ def sample_row(run: JobRun, index: int, place: int | None) -> SampleRow:
 def rewards_by_name(sample: Sample, graph: Graph) -> dict[str, float]:
     """Return the finite rewards of a sample by name, with their finite extra values.
 
-    With several rewards, each has its own entry, and an extra value has the name of its reward before it, such as
-    `correct/length`.
+    With several rewards, an extra value has the name of its reward before it, such as `correct/length`.
     """
     fields = {field.value: field.value for field in graph.reward_fields} | graph.reward_parts
     rewards = {name: sample_number(sample, field) for name, field in fields.items()}

@@ -1,6 +1,6 @@
 """The metrics of an iteration about samples that earlier ones cut off, and the age of the weights that drew its tokens.
 
-Rule: read only; the values follow from the ledger and the job.
+Rule: read only.
 """
 
 from rlhf_coordinator.job.job_run import JobRun
@@ -15,8 +15,7 @@ def carried_tokens(ledger: Ledger) -> int:
 def staleness_metrics(run: JobRun) -> dict[str, float]:
     """Return the numbers of carried and restarted samples, and the staleness of the trained tokens.
 
-    Staleness is the number of versions between the weights that drew a token and those in training. The counts are
-    absent where maxStaleness is 0, and the result is empty where staleness is impossible.
+    Staleness is the number of versions between the weights that drew a token and those in training.
     """
     ledger = run.state.ledger
     if not run.context.spec.rollout.may_be_stale:

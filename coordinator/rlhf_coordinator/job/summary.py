@@ -12,10 +12,7 @@ from rlhf_coordinator.storage.restore import mean
 def summary(run: JobRun, samples_per_prompt: int) -> dict[str, Any]:
     """Return facts about the whole job, over all coordinators of its journal.
 
-    `reward_first` and `reward_last` are means of the first and last tenth of the iterations (at least one); None when
-    none of them had a reward. `tokens_per_step`, `acceptance` of drafts and `loss` are of the last iteration; absent
-    where its metrics lack them. `prompts_waiting` counts the prompts that still wait for a long round; absent without
-    long rounds.
+    `reward_first` and `reward_last` are means of the first and last tenth of the iterations (at least one).
     """
     assert run.outcome is not None
     rewards = run.rewards

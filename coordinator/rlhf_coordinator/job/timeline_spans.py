@@ -1,8 +1,4 @@
-"""Completion of spans for the timeline, with values that a worker cannot know, before they are written.
-
-The added values are the name of a migration's destination, and the predictions of the schedule in use. The measured
-gain of a balancing move is drawn beside the predicted one. Must never change the state of the job.
-"""
+"""Completion of spans for the timeline, with values that a worker cannot know, before they are written."""
 
 from typing import Final
 
@@ -61,10 +57,7 @@ def _name_destination(run: JobRun, span: pb.Span) -> None:
 
 
 def _add_prediction(run: JobRun, span: pb.Span) -> None:
-    """Add predicted times to a rank's mini-batch or to a step in it, if the schedule has a forecast.
-
-    For the first mini-batch of an iteration, also draw the whole prediction on a separate row.
-    """
+    """Add predicted times to a rank's mini-batch or to a step in it, if the schedule has a forecast."""
     schedule = run.state.schedule
     worker = run.state.fleet.workers.get(span.worker)
     if not schedule.forecast or worker is None or worker.rank is None or not span.name.startswith("train/"):

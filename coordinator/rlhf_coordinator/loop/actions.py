@@ -1,6 +1,6 @@
 """Carries out decisions: leases samples, sends commands, writes the journal, ends iterations and the job.
 
-Rule: one function per kind of decision. The functions of `scheduling` decide.
+Rule: one function per kind of decision.
 """
 
 import logging
@@ -103,8 +103,8 @@ class Actions:
     ) -> None:
         """Begin an iteration that has no segment in the journal yet.
 
-        `handed_on`: samples that earlier iterations cut off and none took up yet. `one_step_off`: the previous
-        iteration was closed before its batch was trained, and this one decodes meanwhile.
+        `handed_on`: samples that earlier iterations cut off and none took up yet. `one_step_off`: the batch of the
+        previous iteration is not trained yet.
         """
         run = self._run
         spec = run.context.spec
@@ -308,10 +308,9 @@ class Actions:
             )
 
     def _report(self, decision: d.CloseIteration, metrics: dict[str, float], last_version: dict[str, float]) -> None:
-        """Report a closed iteration. While training is awaited, its report stays open, and trackers do not get its
-        metrics.
+        """Report a closed iteration; while training is awaited, trackers do not get its metrics.
 
-        `last_version`: metrics of the evaluation of the version after this iteration; empty without one.
+        `last_version`: metrics of the evaluation of the version after this iteration, or empty.
         """
         run, iteration = self._run, self._run.state.iteration
         record_samples(run)

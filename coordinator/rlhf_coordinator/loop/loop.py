@@ -1,7 +1,6 @@
-"""The ticks of the coordinator: decide and carry out until no decision is left; then wait.
+"""The ticks of the coordinator: decide and carry out, at most MAX_ROUNDS times; then wait.
 
-Rule: the loop wakes on changes (`JobRun.wake`), and after TICK_SECONDS for changes that only time causes (lost workers,
-time-outs, retries).
+The loop wakes on changes (`JobRun.wake`), and after TICK_SECONDS for changes that only time causes.
 """
 
 import asyncio
@@ -41,10 +40,7 @@ MAX_ROUNDS: Final = 64
 
 
 def pause_before_tick(start: float, end: float, now: float) -> float:
-    """Return the seconds to wait for more messages after a change; the last tick ran from `start` to `end`.
-
-    A message long after the last tick waits only DEBOUNCE_SECONDS.
-    """
+    """Return the seconds to wait for more messages after a change; the last tick ran from `start` to `end`."""
     rest = end + min(MAX_DEBOUNCE_SECONDS, DEBOUNCE_FACTOR * (end - start)) - now
     return max(DEBOUNCE_SECONDS, rest)
 

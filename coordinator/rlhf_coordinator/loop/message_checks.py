@@ -1,6 +1,6 @@
 """Limits for the content of worker messages: numbers, counts, and lengths of names and texts.
 
-Rule: pure; raises ValueError. Progress, finished and scored samples are checked elsewhere.
+Rule: pure; raises ValueError.
 """
 
 import math

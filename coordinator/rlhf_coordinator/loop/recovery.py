@@ -1,14 +1,14 @@
 """The return of a coordinator from its journal, step by step. A first start takes the same steps with an empty journal.
 
   open_journal      1. lock the journal
-  open_run          2. read the tokenized prompts that the journal's folder stores, or tokenize and store them
-  restore_run       3. restore the state from journal and checkpoints (`storage.restore`)
+  open_run          2. read the stored tokenized prompts, or tokenize and store them
+    restore_run     3. restore the state from journal and checkpoints (`storage.restore`)
                     4. open the trackers
                     5. build the job's parts
   resume_iteration  6. restore what earlier iterations learned
                     7. continue the iteration in progress, or begin the next one
 
-Rule: when the process dies in here, the next one takes the same steps.
+When the process dies in here, the next one takes the same steps.
 """
 
 import itertools
@@ -63,7 +63,7 @@ def open_journal(run_dir: Path) -> Journal:
 def open_run(context: JobContext, journal: Journal, run_dir: Path, *, resume: bool) -> tuple[JobRun, Restored]:
     """Take steps 2 to 5 in a run folder; return the job's parts and the restored state. Raises JobError.
 
-    `resume`: a new journal may continue from existing checkpoints. Leftovers of unfinished checkpoints are removed.
+    `resume`: a new journal may continue from existing checkpoints.
     """
     digest = prompts_digest(context.spec)
     prompts = read_prompt_set(context, journal, digest)
@@ -89,11 +89,7 @@ def _warn_of_prompts(run: JobRun) -> None:
 
 
 def _read_with(context: JobContext) -> dict[str, str]:
-    """Return digests of the other inputs of tokenized prompts.
-
-    These are the tokenizer with its chat template, if its files are on this machine, and the prompts of an evaluation
-    with its own files.
-    """
+    """Return digests of the other inputs of tokenized prompts: local tokenizer files, and evaluation prompts."""
     spec = context.spec
     tokenizer = tokenizer_digest(spec.models.actor.path)
     read = {} if tokenizer is None else {IDENTITY: tokenizer}

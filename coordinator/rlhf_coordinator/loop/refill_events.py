@@ -1,6 +1,6 @@
 """The consequences of a growing iteration: the state gets the new prompts, and people are informed.
 
-Rule: nothing here changes the ledger. A repeated call without a change of the ledger does nothing.
+Must never change the ledger.
 """
 
 import logging

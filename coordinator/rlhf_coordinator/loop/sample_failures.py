@@ -1,7 +1,6 @@
 """Samples that fail in decoding: their counters, the reports about them, and iterations that leave them out.
 
-Rule: a failed sample is left out, and that is journaled, if spec.rollout.maxFailedSamples allows another one. Otherwise
-the job fails. An evaluation continues without it.
+A failed sample is left out if spec.rollout.maxFailedSamples allows another one. Otherwise the job fails.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """The effects of messages about samples: on the ledger of the batch or of the evaluation, and on the journal.
 
-Both take one path (`sample_sets` owns the differences). Rule: a response is journaled when the ledger takes it. A
-message of an old lease, or about a sample of no present set, counts as stale.
+A response is journaled when the ledger takes it.
 """
 
 import time

@@ -1,8 +1,6 @@
 """The samples that workers decode and score: those of the batch, and those of an evaluation in progress.
 
-Messages and leases take one path for both. This module owns the differences: the ledger, the numbers in messages and in
-the journal, the prompts, and the consequences of a result.
-Rule: nothing here puts a result into a ledger.
+Owns the differences between them. Must never put a result into a ledger.
 """
 
 import math

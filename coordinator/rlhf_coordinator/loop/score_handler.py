@@ -1,7 +1,7 @@
 """The effects of a worker's score on the ledger, the journal and the counters.
 
-Rule: a result is journaled when the ledger takes it, those of a group with the last one. A failed task is tried again
-until its retries are used up. Then it ends the job, or its reward abstains where the manifest allows it.
+A result is journaled when the ledger takes it, those of a group with the last one. After the retries of a failed task
+the job fails, or the reward abstains where the manifest allows it.
 """
 
 import logging
@@ -28,8 +28,7 @@ RETRY_SECONDS: Final = 0.5
 def scored(run: JobRun, samples: Samples, index: int, worker: str, message: pb.ScoredSample) -> bool:
     """Process a result, an abstention or a failure of a task on a sample; return False when the message is stale.
 
-    An invalid result counts as a failure. Raises ValueError for an unknown task, or an impossible number of early
-    tokens.
+    Raises ValueError for an unknown task, or an impossible number of early tokens.
     """
     task = task_named(samples.tasks, message.task)
     rollout = run.context.spec.rollout

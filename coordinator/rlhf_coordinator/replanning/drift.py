@@ -1,13 +1,10 @@
 """Watches the plan for spec.devices over the iterations, decides about another one, and changes it at a checkpoint.
 
-    iteration ends -> drift? -> search in a child process -> decision, in the journal's facts, then one event
-    checkpoint saved, replan Auto -> the new plan replaces the old one in the facts -> the job stops -> `rlhf run`
-    starts it again with the recorded plan
+  iteration ends -> drift? -> search in a child process -> decision, in the journal's facts
+  checkpoint saved, replan Auto -> the new plan replaces the old one in the facts -> the job stops and starts again
 
-Rule: a decision and a change are in the facts before anything follows from them. If the process dies before a decision
-is written, the next one measures and searches again. A coordinator that starts with other sizes than those of an
-adopted plan stops at once: its supervisor has restarted it with the job file of the old plan. A search that fails is a
-warning and keeps the plan.
+If the process dies before a decision is written, the next one measures and searches again. A coordinator that starts
+with other sizes than those of an adopted plan stops at once.
 """
 
 import logging

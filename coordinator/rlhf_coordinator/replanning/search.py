@@ -1,8 +1,6 @@
 """`python -m rlhf_coordinator.replanning.search`: predict a job's plan and the fastest one with the run's own figures.
 
-A separate process, because a search takes seconds of computation. It reads one JSON question from standard input: the
-resolved job with the sizes of its plan, and the run folder. It writes one JSON answer to standard output. Rule: it
-writes no file.
+It reads one JSON question from standard input and writes one JSON answer to standard output.
 """
 
 import json

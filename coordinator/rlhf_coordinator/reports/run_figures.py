@@ -1,6 +1,6 @@
-"""Figures of a run: a timeline with one row per worker, and the reward over iterations.
+"""Figures of a run: a timeline of the last iterations with one row per worker, and the reward over iterations.
 
-Rule: the timeline shows the last iterations, at most SHOWN_ITERATIONS. Uses matplotlib without its global state.
+Uses matplotlib without its global state.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The history of each sample of an iteration: which worker decoded it when, when it ended, when it was scored.
 
-Rule: plain, bounded, versioned data for JSON. Unknown fields are ignored, and another version is invalid. A moment is
-in seconds from `began_ns`; an unknown moment is null.
+Versioned data for JSON. A moment is in seconds from `began_ns`; an unknown moment is null.
 """
 
 from typing import Annotated, Final, Literal, Self

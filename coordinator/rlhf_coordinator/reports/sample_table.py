@@ -1,7 +1,6 @@
 """A row of a sample table, and its line in a file.
 
-Rule: a line is ASCII without control characters before its end. A line read from a file is untrusted: an invalid row
-raises an error that names the line.
+A line is ASCII without control characters before its end. A line read from a file is untrusted.
 """
 
 import json

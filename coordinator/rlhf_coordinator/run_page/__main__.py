@@ -1,7 +1,6 @@
 """`python -m rlhf_coordinator.run_page`: the page of the job in whose coordinator's container it is started.
 
-It is meant for `kubectl exec`, with `kubectl port-forward` to the same port. The server listens on the pod's own
-loopback. It ends on Ctrl-C, with its terminal, and after IDLE_SECONDS without a request.
+Use it by `kubectl exec`, with `kubectl port-forward` to the same port. It ends after IDLE_SECONDS without a request.
 """
 
 import argparse

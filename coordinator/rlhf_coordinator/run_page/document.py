@@ -1,7 +1,6 @@
 """The page as one file: markup, style and program, with a policy that blocks other code, and fetches from elsewhere.
 
-Rule: content of a run is only data: `embedded` escapes every `<`. The policy names the program and the style by their
-hashes.
+Content of a run is data: `embedded` escapes every `<`.
 """
 
 import base64

@@ -1,7 +1,6 @@
 """Reads a growing file in blocks of whole lines; the reader stores the position of the next block.
 
-Rule: no state is stored between two blocks. A file that was replaced, or ends before the position, is read anew, and
-the block says so. A line longer than a block comes in parts.
+A file that was replaced, or ends before the position, is read anew. A line longer than a block comes in parts.
 """
 
 import os
@@ -32,7 +31,7 @@ class FilePiece:
 def read_piece(path: Path, place: FilePlace, max_bytes: int, newest: int | None = None) -> FilePiece:
     """Return the lines after a position, at most `max_bytes` bytes of them; no lines when the file is absent.
 
-    `newest`: for a file read from its beginning, start this many bytes before its end. Raises OSError.
+    `newest`: start a file that is read anew this many bytes before its end. Raises OSError.
     """
     try:
         file = path.open("rb")

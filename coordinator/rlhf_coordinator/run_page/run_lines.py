@@ -1,6 +1,6 @@
 """Parses lines of a run's files for the page: spans, marks, iterations, histories, rows of sample tables.
 
-Rule: a line is untrusted: an invalid one gives None. Texts are not escaped here.
+A line is untrusted: an invalid one gives None.
 """
 
 import json
@@ -38,8 +38,8 @@ SHOWN_METRICS: Final = {
 def timeline_event(line: bytes) -> tuple[str, list[Any]] | None:
     """Parse a timeline line into a span or a mark, with times in milliseconds since the Unix epoch.
 
-    Return ("spans", [worker, name, start, milliseconds, iteration, attributes]) or ("marks", [at, kind, words]); None
-    for any other line.
+    Return ("spans", [worker, name, start, milliseconds, iteration, attributes]) or ("marks", [at, kind, words]), or
+    None.
     """
     event = _object(line.rstrip(b",\r "))
     if event is None:

@@ -1,7 +1,6 @@
 """The data for the page of a run, from the files of its folder, in deltas, each from the end of the previous one.
 
-Rule: a delta has a bounded part of each growing file. Its cursor contains its end, so the reader has no state. A cursor
-is untrusted: an invalid one starts from the beginning.
+Its cursor contains its end, so the reader has no state.
 """
 
 import json
@@ -127,7 +126,7 @@ class RunReader:
 def _read_cursor(cursor: str) -> tuple[dict[str, FilePlace], dict[str, int]]:
     """Return the position in each followed file, and the modification times of the others, from a cursor.
 
-    An invalid cursor gives the beginning, and times that differ from all others.
+    An invalid cursor gives the beginning, and times of -1.
     """
     try:
         parsed = json.loads(cursor) if cursor else {}

@@ -1,7 +1,6 @@
 """Serves the page of a run, and deltas of the run, on this machine's loopback.
 
-Rule: it reads one run folder, serves only GET requests, and listens only on 127.0.0.1. A path must begin with a random
-token. A request whose Host is not 127.0.0.1 or localhost with the server's port is refused. Requests are not logged.
+A path must begin with a random token, and Host must be 127.0.0.1 or localhost with the server's port.
 """
 
 import http.server

@@ -1,4 +1,4 @@
 """The scheduler: decides from the state what to do next (`iteration`).
 
-Rule: the same state and time give the same decisions. Must never change the state, remember anything, or do any I/O.
+Must never change the state, remember anything, or do any I/O.
 """

@@ -26,9 +26,8 @@ COOLDOWN_SECONDS: Final = 2.0
 def reallocations(
     context: JobContext, state: JobState, now: float, ready: Sequence[Worker]
 ) -> tuple[Reallocation, ...]:
-    """Return moves of samples between the workers that are `ready` to decode.
-
-    The result is empty where balancing is disabled, costs are not measured, nothing is due, or no move gains enough.
+    """Return moves of samples between the workers that are `ready` to decode; empty where balancing is disabled or not
+    due.
     """
     ledger, fusion, settings = state.ledger, state.fusion, context.spec.fusion.inter_stage
     if settings.balance == "Disabled" or not fusion.measured or now < fusion.next_balance:

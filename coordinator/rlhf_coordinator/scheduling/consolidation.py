@@ -1,7 +1,6 @@
 """Consolidation of the long tail: when the last samples go to few workers, where they go, and which workers then score.
 
-A *released* generation worker has no samples to decode, and may score (`_released`).
-Rule: pure. A moving sample is marked in the ledger, so deciding again does not ask for it again.
+A *released* generation worker has no samples to decode, and may score (`_released`). Rule: pure.
 """
 
 from collections import defaultdict
@@ -59,11 +58,7 @@ NO_CONSOLIDATION: Final = Consolidation()
 
 
 def fusion_possible(context: JobContext, state: JobState) -> bool:
-    """Return whether the tail may consolidate.
-
-    Fusion must not be disabled or given up, there must be several generation workers and scoring tasks, and scoring
-    must be allowed before the end.
-    """
+    """Return whether the tail may consolidate: fusion is on, and several workers generate while others may score."""
     several = state.fleet.sizes.get(Group.GENERATION, 0) > 1
     overlaps = context.spec.inference.overlap != "Disabled"
     wanted = context.spec.fusion.inter_stage.mode != "Disabled" and not state.fusion.given_up
@@ -131,10 +126,7 @@ def _released(context: JobContext, state: JobState, planned: bool, pool: Collect
 
 
 def decide(state: JobState, consolidation: Consolidation, ready: Sequence[Worker], measures: bool) -> list[Decision]:
-    """Return the decisions that move samples, offload idle scoring models, and measure costs; empty in a stopping job.
-
-    `ready`: the workers that can decode; `measures`: the costs of work are measured now.
-    """
+    """Return the decisions that move samples, offload idle scoring models, and measure costs."""
     if state.stop is not None:
         return []
     return [

@@ -1,8 +1,7 @@
-"""Training of critics beside the next iteration's decoding (`spec.training.criticOverlap`).
+"""Training of critics beside the next iteration's decoding (`spec.training.criticOverlap`). Rule: pure.
 
 The ranks first train the policy on a batch, and the iteration then counts as trained. They train the critics on the
-same batch later.
-Rule: pure. No critic is trained while a worker may read weights from ranks.
+same batch later, when no worker may read weights from ranks.
 """
 
 from rlhf_common import control_pb2 as pb

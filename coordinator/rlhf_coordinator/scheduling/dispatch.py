@@ -1,8 +1,6 @@
-"""Dispatch: leases queued samples to generation workers, and scoring tasks to scorers.
+"""Dispatch: leases queued samples to generation workers, and scoring tasks to scorers. Rule: pure.
 
-A worker gets the samples that it can decode at once and a few more. An isolated sample is decoded alone, once nothing
-else is queued (`decode_failures`).
-Rule: pure.
+An isolated sample is decoded alone.
 """
 
 import heapq
@@ -159,11 +157,7 @@ def _score_groups(context: JobContext, state: JobState, now: float, facts: Deriv
 
 
 def _kinds(context: JobContext, state: JobState, facts: DerivedState) -> list[_Kind]:
-    """Return which tasks are leased together, the most samples of them per worker, and the workers that may get them.
-
-    Where generation workers can score, tasks of rewards without a model are separate from those of models. Where there
-    are early scorers, tasks of trained models are separate from the others.
-    """
+    """Return (tasks that are leased together, most samples per worker, workers that may get them) for each kind."""
     names, everybody = tuple(task.name for task in context.tasks), (*facts.scorers, *facts.early_scorers)
     if not facts.can_score:
         kinds: list[_Kind] = [(names, SCORES_IN_FLIGHT, everybody)]
@@ -207,9 +201,8 @@ def _while_room(samples: Iterable[int], load: dict[str, int], limit: int) -> Ite
 
 
 def _places(sample: Sample, tasks: Sequence[str], load: dict[str, int], holder: str | None) -> dict[str, list[str]]:
-    """Return worker -> open tasks of this sample: the least loaded worker, or, for a failed task, another one.
-
-    The `holder`, which scored the beginning of the sample, is preferred while its load is low.
+    """Return worker -> open tasks of this sample: the least loaded worker, or, for a failed task, preferably another
+    one.
     """
     places: dict[str, list[str]] = {}
     for task in (task for task in tasks if task in sample.open_tasks):

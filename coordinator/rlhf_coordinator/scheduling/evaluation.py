@@ -1,6 +1,6 @@
 """Evaluation: when a weight version is evaluated, which workers decode and score its responses, and what waits for it.
 
-Rule: pure; no response of an evaluation is leased for decoding while samples of the batch are queued.
+Rule: pure; decoding for an evaluation waits while samples of the batch are queued.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -156,10 +156,9 @@ def _score(context: JobContext, state: JobState, now: float, facts: DerivedState
 
 
 def _judges(state: JobState, facts: DerivedState) -> Collection[str]:
-    """Return the workers that can score.
+    """Return the workers that can score: idle inference workers.
 
-    These are idle workers of the inference group, or, where it has no workers, idle generation workers that have the
-    device and decode no sample of the batch.
+    Without an inference group, they are idle generation workers that have the device and decode no sample of the batch.
     """
     able = [worker for worker in state.fleet if worker.idle and Group.INFERENCE in worker.roles]
     of_group = [worker.name for worker in able if worker.group is Group.INFERENCE]

@@ -1,9 +1,4 @@
-"""Which samples an iteration takes up from earlier ones, and which of them wait on.
-
-Partial rollouts (`spec.rollout.maxStaleness`) take up all samples that were cut off. A long round
-(`spec.rollout.longRounds`) takes the prompts that waited longest, without their tokens; a short round takes none.
-Rule: pure.
-"""
+"""Which samples an iteration takes up from earlier ones, and which of them wait on. Rule: pure."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -29,8 +24,7 @@ def first_samples(
 ) -> FirstSamples:
     """Return the samples that an iteration takes up, and those that wait on.
 
-    `cut`: samples that earlier iterations cut off and none took up yet, in the order in which they wait. `schedules`:
-    those of the job, with the one of this iteration.
+    `cut`: samples that earlier iterations cut off and none took up yet, in the order in which they wait.
     """
     if spec.rollout.long_rounds == "Disabled":
         return FirstSamples(resume_partial(cut, iteration, spec.rollout), ())

@@ -1,7 +1,6 @@
-"""Incremental scoring: assigns prefixes of unfinished samples to idle scoring workers.
+"""Incremental scoring: assigns prefixes of unfinished samples to idle scoring workers. Rule: pure.
 
-Later prefixes of a sample go to the worker that has the earlier ones. Samples with the most unscored tokens come first.
-Rule: pure.
+Later prefixes of a sample go to the worker that has the earlier ones.
 """
 
 from collections.abc import Sequence
@@ -86,7 +85,7 @@ def _waits(state: JobState, index: int, models: frozenset[str], now: float) -> b
 def _by_work(state: JobState) -> list[int]:
     """Return the unfinished samples with a whole new block to score, most new tokens first.
 
-    Samples without a response token, and those that a worker was asked for, are left out.
+    Samples for which a worker was asked are left out.
     """
     incremental_state, samples = state.incremental, state.ledger.samples
     work = []

@@ -1,8 +1,6 @@
 """The phases of an iteration, and the decisions of one round.
 
-Level-triggered: `decide` reads the whole state and returns what is missing. `derived_state` derives the facts once,
-then each module decides its part.
-Rule: pure; it remembers nothing.
+Level-triggered: `decide` reads the whole state and returns what is missing. Rule: pure; it remembers nothing.
 """
 
 from dataclasses import dataclass

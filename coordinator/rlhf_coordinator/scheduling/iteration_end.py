@@ -1,6 +1,6 @@
 """The end of an iteration and of a job: what is committed, checkpointed and closed, and which ranks may leave earlier.
 
-Rule: pure. While weights are read from ranks, draining ranks do not leave.
+Rule: pure.
 """
 
 from typing import Final
@@ -126,10 +126,7 @@ def _stop(state: JobState, now: float, facts: DerivedState) -> list[Decision]:
 
 
 def _drain(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return the exits of draining ranks, or first a missing checkpoint of the job's version that they can save.
-
-    The result is empty in a stopping job, while ranks are busy or read, and before TOGETHER_SECONDS.
-    """
+    """Return the exits of draining ranks, or first a missing checkpoint of the job's version that they can save."""
     group = facts.group
     since = min((rank.draining_since for rank in group.draining), default=now)
     if not group.draining or state.stop is not None or now - since < TOGETHER_SECONDS:

@@ -3,9 +3,7 @@
 `spec.rollout.cutBy` chooses the prompts that stay:
 
 - Clock: prompts that are finished, as soon as they are enough; those without a failed sample first, then by number.
-- Counts: the prompts whose longest response has the fewest tokens, ties by number. A failed sample counts as the
-  longest. The decision waits until these prompts are finished and each other prompt has a response with more tokens, or
-  with as many and a later number.
+- Counts: the prompts whose longest response has the fewest tokens, ties by number.
 
 Rule: pure.
 """
@@ -61,9 +59,9 @@ def decide(ledger: Ledger, cut_by: CutBy) -> CutChoice:
 
 
 def shortest_prompts(lengths: Sequence[PromptLength], count: int) -> frozenset[int] | None:
-    """Return the `count` prompts whose longest response is shortest, ties by number; None while it is uncertain.
+    """Return the `count` prompts whose longest response is shortest, ties by number.
 
-    `lengths`: known lengths by prompt number. It is uncertain while one of the first prompts is incomplete.
+    None while one of the first prompts is incomplete. `lengths` are by prompt number.
     """
     first = sorted(range(len(lengths)), key=lambda prompt: (lengths[prompt].tokens, prompt))[:count]
     return frozenset(first) if all(lengths[prompt].complete for prompt in first) else None

@@ -1,9 +1,4 @@
-"""How partial rollouts re-enter the next iteration (`spec.rollout.maxStaleness`).
-
-A carried sample restarts if the response is longer than now allowed. It also restarts if a token's weight version is
-more than maxStaleness below the iteration's number.
-Rule: pure.
-"""
+"""How partial rollouts re-enter the next iteration (`spec.rollout.maxStaleness`). Rule: pure."""
 
 from collections.abc import Iterable
 

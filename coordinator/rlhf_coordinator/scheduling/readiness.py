@@ -1,6 +1,5 @@
 """The readiness of workers: whose turn its device is, whether its weights are current, whether it can decode or score.
 
-A generation worker that also runs a training rank (spec.placement Colocated) shares its device between both.
 Rule: pure.
 """
 
@@ -15,7 +14,7 @@ from rlhf_coordinator.state.worker import CommandKind, Worker
 def serving_workers(state: JobState) -> frozenset[str]:
     """Return the names of the workers whose device currently serves decoding and scoring.
 
-    A worker without a training rank is always among them. A worker that is only a rank never is.
+    These are the workers without a training rank, and those with a rank that have the turn.
     """
     return frozenset(worker.name for worker in state.fleet if worker.rank is None or _has_turn(state, worker))
 
@@ -29,11 +28,7 @@ def _has_turn(state: JobState, worker: Worker) -> bool:
 def current_workers(
     context: JobContext, state: JobState, workers: Iterable[Worker], role: Group, serving: Collection[str]
 ) -> tuple[Worker, ...]:
-    """Return the idle `workers` with this role, the turn of the device, and all trained weights of the role at
-    `JobState.workers_version`.
-
-    Their order stays the same.
-    """
+    """Return the idle `workers` with this role, the turn of the device, and the trained weights of the role."""
     models = (context.graph.policy,) if role is Group.GENERATION else context.scored_models
     return tuple(
         worker
@@ -62,8 +57,7 @@ def is_published(
 ) -> bool:
     """Return whether each group that loads weights has a connected worker with its role, and all these are `current`.
 
-    While a critic update is pending, only the policy counts. In the last iteration, and in a stopping job, the answer
-    is always True.
+    True in the last iteration and in a stopping job.
     """
     if state.stop is not None or context.last(state.iteration):
         return True
@@ -80,7 +74,7 @@ def is_published(
 def free_to_score(context: JobContext, state: JobState, pool: Collection[str]) -> tuple[Worker, ...]:
     """Return the connected generation workers with both roles and the current policy that have no samples, by index.
 
-    Workers of the `pool` are left out while samples are queued or moving. A worker that loads weights counts too.
+    Workers of the `pool` are left out while samples are queued or moving.
     """
     ledger = state.ledger
     unplaced = ledger.count(SampleState.QUEUED, SampleState.MIGRATING) > 0

@@ -1,9 +1,4 @@
-"""Roles and weights: which worker gets which role, and which version it loads from where.
-
-Version 0 is in the manifest's folders. A later one is served by the first training ranks that together have every
-parameter (`keepers`).
-Rule: pure.
-"""
+"""Roles and weights: which worker gets which role, and which version it loads from where. Rule: pure."""
 
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import DRAFT_MODEL, Group
@@ -20,10 +15,7 @@ Sources = list[pb.WeightLocation] | None
 
 
 def decide(context: JobContext, state: JobState, now: float, facts: DerivedState) -> list[Decision]:
-    """Return commands for idle workers whose role or weights differ from what the job needs, if available now.
-
-    A worker whose retry is delayed, or whose device training has, gets none.
-    """
+    """Return commands for idle workers whose role or weights differ from what the job needs, if available now."""
     unneeded = state.trained and context.last(state.iteration) and not evaluation.wants_last_version(context, state)
     if state.stop is not None or unneeded:
         return []
@@ -71,10 +63,7 @@ def _generation(
 def _second_role(
     context: JobContext, state: JobState, sources: Sources, worker: Worker, facts: DerivedState
 ) -> list[Decision]:
-    """Return the command for the scoring models of a generation worker, if any.
-
-    It loads them at version 0 next to the policy, and updates them once the worker is released.
-    """
+    """Return the command for the scoring models of a generation worker, if any."""
     if Group.INFERENCE in worker.roles:
         released = worker.name in facts.consolidation.released
         whole = None if facts.group.critic_update_pending else sources

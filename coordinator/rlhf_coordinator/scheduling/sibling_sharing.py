@@ -1,7 +1,5 @@
 """Chooses the sibling tokens that each worker gets as draft hints: responses of others to the prompts that it decodes.
 
-Level-triggered: the tokens of a worker (`SiblingState.has`) are compared with the known tokens of its prompt groups,
-and a part of the difference is sent.
 Rule: pure.
 """
 

@@ -1,8 +1,7 @@
 """The training group: when ranks form one, when it is broken, what each trains on next, and the version that it has.
 
 A group starts from the newest checkpoint (or the manifest's models) and *replays* journaled batches up to the job's
-version. A lost rank breaks the group, and the others restart as new processes.
-Rule: pure. No Train is decided here while a worker may read weights from ranks.
+version. Rule: pure.
 """
 
 from collections.abc import Collection
@@ -143,10 +142,7 @@ def _restart(context: JobContext, state: JobState, members: list[Worker], reason
 
 
 def _train(context: JobContext, state: JobState, group: TrainingGroup) -> list[Decision]:
-    """Return the commands that measure the schedule, or that train the next batch of each rank.
-
-    A rank that is behind the job's version trains an earlier batch; other ranks train the batch in progress.
-    """
+    """Return the commands that measure the schedule, or that train the next batch of each rank."""
     if group.is_read or any(
         item.kind is CommandKind.CHECKPOINT for rank in group.ranks for item in rank.pending.values()
     ):

@@ -1,8 +1,6 @@
-"""Which part of a batch is trained while the next iteration decodes.
+"""Which part of a batch is trained while the next iteration decodes. Rule: pure.
 
-With `spec.rollout.overlapTraining` an iteration may be closed before its batch is trained. With
-`spec.training.criticOverlap` it may be closed before its critics are trained. A replay trains all models.
-Rule: pure.
+A replay trains all models.
 """
 
 from rlhf_common import control_pb2 as pb

@@ -1,7 +1,6 @@
 """The serial schedule table with which a job starts, and the alternatives to it.
 
-Rule: the table is for one data-parallel block and one mini-batch. Where fusion may be chosen, every second model has
-its stages on the ranks in the opposite order.
+The table is for one data-parallel block and one mini-batch.
 """
 
 import hashlib

@@ -1,4 +1,1 @@
-"""The interface of the process: gRPC for workers, operator and command line; Prometheus; status; logs.
-
-Rule: a request from outside (stop, resize) becomes a part of the state; the scheduler decides what follows from it.
-"""
+"""The interface of the process: gRPC for workers, operator and command line; Prometheus; status; logs."""

@@ -1,7 +1,4 @@
-"""Batches that training ranks fetch: the current iteration's from the ledger, an earlier one's from the journal.
-
-Rule: the last KEPT batches that were built stay in memory.
-"""
+"""Batches that training ranks fetch: the current iteration's from the ledger, an earlier one's from the journal."""
 
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
 from rlhf_common import control_pb2 as pb

@@ -1,7 +1,6 @@
 """The free space on the file systems of a job, for Prometheus.
 
-Rule: a thread queries each folder, one query of a folder at a time, and a scrape waits at most WAIT_SECONDS for all
-answers together. An answer is cached for KEPT_SECONDS. Without a newer one there is no number.
+A scrape waits at most WAIT_SECONDS for the answers. Without an answer of the last KEPT_SECONDS there is no number.
 """
 
 import os

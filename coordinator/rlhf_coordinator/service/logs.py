@@ -1,7 +1,4 @@
-"""Log lines of the coordinator on stderr: `time level coordinator message`, or one JSON object per line.
-
-A JSON line has the job, the iteration, and the trace of a run with traces, as soon as they are known.
-"""
+"""Log lines of the coordinator on stderr: `time level coordinator message`, or one JSON object per line."""
 
 import logging
 import os

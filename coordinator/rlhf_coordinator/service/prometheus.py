@@ -1,6 +1,6 @@
 """Serves Prometheus: the coordinator's metrics of its job, as the catalogue (`rlhf_common.metrics`) declares them.
 
-Rule: a scrape runs on another thread, and never changes the job.
+Must never change the job.
 """
 
 import time

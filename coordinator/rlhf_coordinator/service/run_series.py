@@ -1,7 +1,6 @@
-"""The metrics of an iteration as series with their own names.
+"""The metrics of an iteration as series with their own names. Rule: pure.
 
-Rule: pure. A metric of the catalogue names its run metric (`run_metric`). The first MAX_NAMES run metrics are also
-values of one label.
+The first MAX_NAMES run metrics are also values of one label.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,6 @@
 """The coordinator's gRPC service: sessions, batches, status, stop; with health and reflection, and optional mutual TLS.
 
-Rule: methods translate between the network and the job's parts. An invalid message ends its session, with a status that
-gives the reason. A worker whose failures then exceed runPolicy.backoffLimit fails the job.
+An invalid message ends its session, with a status that gives the reason.
 """
 
 import asyncio

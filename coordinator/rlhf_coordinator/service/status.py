@@ -1,6 +1,6 @@
 """The JobStatus message, the public state of the job for the operator, the live view and other callers.
 
-Rule: built on request, never stored; it describes in words what the job waits for.
+Built on request, never stored.
 """
 
 import time
@@ -94,10 +94,7 @@ def seconds_left(run: JobRun, now: float) -> float:
 
 
 def worker_status(worker: Worker, ledger: Ledger, trained: Iterable[str], now: float) -> pb.WorkerStatus:
-    """Return the status of one worker; versions that it decodes and scores with replace those of its rank.
-
-    `ledger`: that of the batch; `trained`: the trained models.
-    """
+    """Return the status of one worker; versions that it decodes and scores with replace those of its rank."""
     rank_versions = dict.fromkeys(trained, worker.trained_version) if worker.trains else {}
     decoding, scoring = ledger.decoding_on(worker.name), ledger.scoring_on(worker.name)
     tokens_per_second, busy = worker.rates

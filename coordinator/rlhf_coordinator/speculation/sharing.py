@@ -1,6 +1,6 @@
 """Carries out sharing: sends tokens of siblings and of earlier epochs, records what workers have, fills the store.
 
-Rule: nothing here changes the ledger or the journal.
+Must never change the ledger or the journal.
 """
 
 import logging

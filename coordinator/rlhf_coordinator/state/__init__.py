@@ -1,5 +1,5 @@
 """The observed state of a job at one moment: its samples, its workers, the inputs of fusion, its constants.
 
-It owns the states of samples and workers, and their transitions. Rule: plain data and pure state machines; the time is
-an argument. This package does not decide what to do (`scheduling`), and reads no clock, file or socket.
+Owns the states of samples and workers, and their transitions. Rule: plain data and pure state machines; the time is an
+argument.
 """

@@ -1,7 +1,6 @@
 """The refill of an iteration: the dropped prompt groups, the number of groups, and the groups of the batch.
 
-Rule: pure, and a part of the ledger; `rlhf_api.algorithms.refill` defines the rule. A group with only failed samples is
-not dropped.
+Rule: pure, and a part of the ledger; `rlhf_api.algorithms.refill` defines the rule.
 """
 
 from bisect import insort
@@ -59,8 +58,7 @@ class BatchRefill:
     def batch(self) -> list[tuple[int, bool]]:
         """Return the groups of the batch, and for each whether it is masked out.
 
-        Groups that were not dropped come in their order. Dropped groups, first ones first, take the places that no
-        round could fill.
+        Dropped groups, first ones first, take the places that no round could fill.
         """
         gone = set(self.dropped)
         remaining = [(group, False) for group in range(self.groups) if group not in gone]

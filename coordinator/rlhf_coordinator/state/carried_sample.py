@@ -1,6 +1,6 @@
 """A sample that was cut off, on its way into a later iteration (`spec.rollout.maxStaleness` and `longRounds`).
 
-Its prompt and its random key follow from its origin. It has no response if it starts again. Rule: plain data.
+Its prompt and its random key follow from its origin. Rule: plain data.
 """
 
 from collections.abc import Sequence

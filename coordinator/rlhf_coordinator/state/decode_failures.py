@@ -1,7 +1,6 @@
-"""The decode failures of one sample: whether they isolate it, and whether they are final.
+"""The decode failures of one sample: whether they isolate it, and whether they are final. Rule: pure values.
 
-A failure is proven if a worker reports it about this sample, or ends while it has no other sample. An unfinished sample
-is cleared once it has CLEARED_TOKENS more tokens than at its last failure. Rule: pure values.
+A failure is proven if a worker reports it about this sample, or ends while it has no other sample.
 """
 
 from dataclasses import dataclass

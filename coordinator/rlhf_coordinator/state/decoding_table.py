@@ -1,6 +1,6 @@
 """The decoding table of an iteration: the queue of samples, the samples of each worker, and the samples in transit.
 
-Rule: pure, and a part of the ledger. A lease has a higher attempt than the previous one of its sample.
+Rule: pure, and a part of the ledger.
 """
 
 from bisect import bisect_left, insort
@@ -17,8 +17,10 @@ class DecodingTable:
     """The queue, and the samples of each worker, of one iteration."""
 
     def __init__(self, size: int, siblings: int = 1) -> None:
-        """`size`: samples of the iteration, which are all queued. `siblings`: number of consecutive samples of one
-        prompt, which are interleaved with those of other prompts; 1 keeps the order of the samples."""
+        """`size`: samples of the iteration, which are all queued. `siblings`: consecutive samples of one prompt.
+
+        Siblings are interleaved with the samples of other prompts; 1 keeps the order.
+        """
         self._siblings = siblings
         self._queue: list[_Turn] = sorted((0, index % siblings, index) for index in range(size))
         self._isolated: list[_Turn] = []
@@ -46,9 +48,8 @@ class DecodingTable:
         return self._arriving.get(worker, ())
 
     def take_places(self) -> list[tuple[int, str]]:
-        """Return the changes of place since the last call, in order: leases, arrivals and entries into the queue.
-
-        Each is (sample, the worker that decodes it from then on; empty when it was queued).
+        """Return the changes of place since the last call, in order, as (sample, the worker that decodes it, empty if
+        queued).
         """
         places, self._places = self._places, []
         return places

@@ -1,9 +1,6 @@
 """Responses of earlier iterations, by the line of their prompt: draft hints for new samples of it.
 
-They are those of earlier epochs, or those that were cut off and wait for a long round (`rollout.keepCut`).
-
-Rule: plain data with fixed limits. A prompt's newest responses come before its older ones. Responses to one prompt do
-not replace those to another.
+Rule: plain data with fixed limits.
 """
 
 from collections.abc import Iterable

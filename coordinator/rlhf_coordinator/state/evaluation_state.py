@@ -1,7 +1,6 @@
 """The state of evaluations: the samples of the current one in a separate ledger, and earlier results.
 
-In messages, a sample of an evaluation is named by (weight version, FIRST_SAMPLE + its index).
-Rule: plain data.
+In messages, a sample of an evaluation is named by (weight version, FIRST_SAMPLE + its index). Rule: plain data.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,9 +1,7 @@
 """The workers of a job: which are wanted, which are connected, and when a worker counts as lost.
 
 A worker is missing, connected (a session is open), broken (its session ended, and it has a grace period to return), or
-lost. A new process is refused while the session of the old one is open and recently heard, unless that was asked to
-exit.
-Rule: pure; the time is an argument.
+lost. Rule: pure; the time is an argument.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -88,8 +86,8 @@ class Fleet:
     def resize(self, replicas: Mapping[str, int], now: float) -> bool:
         """Set the sizes of the generation and inference groups; return False if nothing changes.
 
-        A registered worker beyond the size stays until it is lost. Raises ValueError naming the group when it cannot be
-        resized, or cannot have that size.
+        A registered worker beyond the size stays until it is lost. Raises ValueError naming a group that cannot have
+        that size.
         """
         sizes = dict(self.sizes)
         for name, count in replicas.items():

@@ -1,6 +1,6 @@
 """The inputs of inter-stage fusion in an iteration, and its effects: costs, lengths, the choice, counts.
 
-Rule: plain data. `begin_iteration` resets what belongs to one iteration.
+Rule: plain data.
 """
 
 from dataclasses import dataclass, field

@@ -1,9 +1,7 @@
 """The group table of an iteration: tasks whose unit is a prompt's group, and whether they are open or leased.
 
-A group is the samples of one prompt that did not fail. Its task opens once each of them is generated and the tasks that
-it needs are done. One worker leases the task for the whole group; results of an incomplete group are dropped with the
-lease.
-Rule: pure, and a part of the ledger.
+A group is the samples of one prompt that did not fail. One worker leases a task for the whole group; results of an
+incomplete group are dropped with the lease. Rule: pure, and a part of the ledger.
 """
 
 from collections.abc import Collection, Mapping, Sequence

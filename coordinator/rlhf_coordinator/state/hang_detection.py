@@ -1,7 +1,6 @@
 """Learns the longest normal gap between progress reports of training ranks; the hang time-out follows from it.
 
-A gap is the time in which no rank reported a finished unit of work. Rule: pure; times are arguments, in seconds of the
-monotonic clock. There is no learned limit before a rank finishes a Train.
+Rule: pure; times are arguments, in seconds of the monotonic clock.
 """
 
 from typing import Final
@@ -32,8 +31,8 @@ class HangDetector:
     def limit(self, hang_seconds: float, most: float) -> float:
         """Return the seconds without a finished unit after which the group counts as hung, at most `most`.
 
-        `hang_seconds`: spec.runPolicy.hangTimeoutSeconds, which lowers `LEAST_SECONDS` if it is smaller. With 0, and
-        before a rank finished a Train, the limit is `most`.
+        `hang_seconds` is spec.runPolicy.hangTimeoutSeconds. With 0, and before a rank finished a Train, the limit is
+        `most`.
         """
         if not self._known or not hang_seconds:
             return most

@@ -92,10 +92,7 @@ class JobContext:
         return iteration + 1 >= self.spec.iterations
 
     def ends_whole(self, iteration: int) -> bool:
-        """Return whether an iteration must be trained completely before the next one starts.
-
-        This holds if a checkpoint or an evaluation is due after it, or if it is the last.
-        """
+        """Return whether an iteration must be trained completely before the next one starts."""
         spec, version = self.spec, iteration + 1
         checkpoint = spec.checkpoints is not None and spec.checkpoints.due(version)
         evaluation = spec.evaluation is not None and spec.evaluation.due(version, spec.iterations)

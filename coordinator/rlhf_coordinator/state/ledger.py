@@ -1,10 +1,8 @@
-"""The sample ledger of one iteration: every sample is in exactly one state.
+"""The sample ledger of one iteration: every sample is in exactly one state. Rule: pure.
 
-The usual way of a sample: queued, decoding, generated, scored, trained. Every lease of it (for decoding, or for some of
-its scoring tasks) has a higher attempt than the previous one. A result under an attempt that is neither leased nor
-promised changes nothing, and the return value says so.
-This module covers decoding, migration, failures and cuts; `scoring_ledger` covers the steps after a finished response.
-Rule: pure; no clock, no I/O.
+The usual way of a sample: queued, decoding, generated, scored, trained. A result under an attempt that is neither
+leased nor promised changes nothing, and the return value says so. This module covers decoding, migration, failures and
+cuts; `scoring_ledger` covers the steps after a finished response.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -53,10 +51,12 @@ class Ledger(ScoringLedger):
         spare: int = 0,
         greedy_baseline: bool = False,
     ) -> None:
-        """`tasks`: the scoring tasks of the graph, each producing one field. `coordinator_epoch`: number of the job's
-        coordinator processes so far. `siblings`: see `interleave_prompt_groups`. `group_size`: samples of one prompt.
-        `refill`: the rule by which the iteration grows. `spare`: number of samples to cut off, by whole prompts.
-        `greedy_baseline`: whether the last sample of each prompt is a greedy baseline."""
+        """`siblings`: see `interleave_prompt_groups`. `group_size`: samples of one prompt.
+
+        `tasks`: the scoring tasks of the graph. `coordinator_epoch`: number of the job's coordinator processes so far.
+        `spare`: number of samples to cut off, by whole prompts. `greedy_baseline`: the last sample of each prompt is
+        one.
+        """
         super().__init__(
             iteration, size, tasks, coordinator_epoch, siblings, group_size, refill, spare, greedy_baseline
         )
@@ -111,9 +111,8 @@ class Ledger(ScoringLedger):
         return sorted(self._decoding.arriving_on(worker))
 
     def take_places(self) -> list[tuple[int, str]]:
-        """Return the changes of place since the last call, in order: leases, arrivals and entries into the queue.
-
-        Each is (sample, the worker that decodes it from then on; empty when it was queued).
+        """Return the changes of place since the last call, in order, as (sample, the worker that decodes it, empty if
+        queued).
         """
         return self._decoding.take_places()
 
@@ -146,11 +145,10 @@ class Ledger(ScoringLedger):
         return True
 
     def reclaim(self, worker: str, reported: Mapping[int, tuple[int, PackedResponse]] | None = None) -> Reclaimed:
-        """Revoke all leases of a worker that is lost, or that brought `reported` (sample -> attempt, tokens) to a new
+        """Revoke the leases of a worker that is lost, or that brought `reported` (sample -> attempt, tokens) to a new
         session.
 
-        The ledger may keep reported tokens of a queued sample, if they are more than it knows. A sample that was
-        leaving the worker returns to the queue. A promise of a sample to the worker is cancelled.
+        The ledger may keep reported tokens of a queued sample.
         """
         unclaimed = dict(reported or {})
         queued = self.held_by(worker)

@@ -1,7 +1,6 @@
-"""The inputs of `longRounds: Auto`, and its last choice.
+"""The inputs of `longRounds: Auto`, and its last choice. `fusion.long_rounds_choice` changes them.
 
-Rule: plain data, changed by `fusion.long_rounds_choice`. The schedules in force are in the journal and in the job's
-prompts; this state is only what the next choice needs, and is lost with the process.
+Rule: plain data, lost with the process.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,6 @@
 """The predictions of a plan for spec.devices beside its iterations, and the decision that followed from them.
 
-Rule: plain data. The decision and the plan that waits for a checkpoint are in the journal's facts; the measured
-iterations are lost with the process, and a new one measures again before it decides. `replanning` changes it.
+Rule: plain data. The measured iterations are lost with the process.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """The samples of an iteration and the state of each, from which it follows whether all are generated or scored.
 
-Rule: pure, and the base of the ledger, which defines the transitions. The numbers of samples by state sum to the size
-of the iteration.
+Rule: pure, and the base of the ledger, which defines the transitions.
 """
 
 from collections import Counter

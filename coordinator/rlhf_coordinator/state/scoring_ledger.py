@@ -70,11 +70,7 @@ class ScoringLedger(SampleStates):
         return max(sample.failures[task] for sample in members)
 
     def batch(self) -> list[tuple[Sample, bool]]:
-        """Return the samples of the batch in their order, and for each whether it is masked out.
-
-        Samples of groups that were cut off are not part of it. Samples of dropped groups take the places that no round
-        could fill.
-        """
+        """Return the samples of the batch in their order, and for each whether it is masked out."""
         if not self.refill.rule.rounds:
             return [(sample, sample.failed) for sample in self.uncut_samples]
         return [
@@ -123,10 +119,10 @@ class ScoringLedger(SampleStates):
         return True, results or {}
 
     def fail_score(self, index: int, attempt: int, worker: str, task: str, not_before: float) -> int:
-        """Reopen a task that failed on a sample, for a retry from `not_before` on.
+        """Reopen a task that failed on a sample, for a retry from `not_before` on; a task of a group for the whole
+        group.
 
-        A task of a group is reopened for the whole group. Return the failed attempts on the sample so far; 0 when the
-        message is stale.
+        Return the failed attempts on the sample so far; 0 when the message is stale.
         """
         if not self._scores(index, attempt, worker, task):
             return 0

@@ -1,7 +1,6 @@
 """The scoring table of an iteration: which tasks of which finished samples are open, leased, or done.
 
-It combines several rewards of a sample when its last task is done. The group table knows when tasks of whole groups are
-open. Rule: pure, and a part of the ledger. A lease has a higher attempt than the previous one of its sample.
+Rule: pure, and a part of the ledger.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -75,7 +74,7 @@ class ScoringTable:
     def fail(self, sample: Sample, task: str, worker: str, not_before: float) -> int:
         """End the lease of a task that failed on a worker, and return its failed attempts on the sample.
 
-        An own task of the sample is open again. The sample's failed tasks are not retried before `not_before`.
+        The sample's failed tasks are not retried before `not_before`.
         """
         self._end_lease(sample, task)
         self._open(sample, task)

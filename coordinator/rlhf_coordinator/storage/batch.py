@@ -136,10 +136,9 @@ def replayed(
     spare: int = 0,
     greedy_baseline: bool = False,
 ) -> Ledger:
-    """Return the complete ledger of a journaled iteration.
+    """Return the complete ledger of a journaled iteration. Raises JobError when the records are incomplete.
 
-    `group_size`: samples of one prompt; `spare`: samples of `size` beyond the batch; `greedy_baseline`: whether the
-    last sample of each prompt is a greedy baseline. Raises JobError when the records are incomplete.
+    `group_size`: samples of one prompt; `spare`: samples of `size` beyond the batch.
     """
     rule = refill_rule(records)
     new_ledger = Ledger(
@@ -155,7 +154,7 @@ def replayed(
 
 
 def batch_parts(ledger: Ledger, prompts: PromptSet) -> Iterator[pb.BatchPart]:
-    """Yield the batch in its order, in parts of about CHUNK_BYTES. Its samples are renumbered without gaps.
+    """Yield the batch in its order, in parts of about CHUNK_BYTES, with its samples renumbered without gaps.
 
     Raises ValueError unless all samples are scored or left out.
     """

@@ -1,7 +1,6 @@
 """The file of carried samples in a checkpoint, with the schedules of `longRounds: Auto`.
 
-In a checkpoint of version v they are the samples that iteration v takes up, or that wait for a later one. `read` leaves
-them out, with a warning, where the resuming job cannot take them up.
+In a checkpoint of version v they are the samples that iteration v takes up, or that wait for a later one.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
-"""Chats of the prompt file as text: the prompt with the beginning of the answer, and the responses.
+"""Chats of the prompt file as text: the prompt with the beginning of the answer.
 
-Rule: a line is refused where the template leaves out a part of its prompt; possibly intended deviations cause only a
-warning. Responses: `chat_responses`.
+A line is refused where the template leaves out a part of its prompt; possibly intended deviations cause a warning.
 """
 
 import json
@@ -121,8 +120,7 @@ class ChatLines:
     def _check_written(self, prompt: ChatPrompt, key: str) -> None:
         """Refuse a prompt if the template leaves out or changes a message.
 
-        Only a warning follows for other spaces, for a message of the assistant, and for a system message without which
-        the prompt would differ.
+        Other spaces, a message of the assistant, and a system message that has an effect cause a warning instead.
         """
         place, text = prompt.place, prompt.text
         hidden = self._hidden(prompt)
@@ -147,11 +145,7 @@ class ChatLines:
             )
 
     def _hidden(self, prompt: ChatPrompt) -> frozenset[int]:
-        """Return the numbers of the messages that the template leaves out.
-
-        The test uses a stand-in for each text. Chats of the same shape are tested once; a shape for which the template
-        fails counts as complete.
-        """
+        """Return the numbers of the messages that the template leaves out, tested with a stand-in for each text."""
         shape = (*((message["role"], *sorted(message)) for message in prompt.messages), bool(prompt.tools))
         if shape not in self._hidden_in:
             names = [f"{PROBE}-{number}." for number in range(len(prompt.messages))]

@@ -1,7 +1,4 @@
-"""The marks of a chat template, which it writes around messages; they reveal a text that is already rendered.
-
-Rule: the marks come from the template's rendering of a user message without an answer.
-"""
+"""The marks of a chat template, which it writes around messages; they reveal a text that is already rendered."""
 
 import re
 from functools import cached_property
@@ -27,8 +24,8 @@ class ChatMarks:
     def first_in(self, text: str) -> str:
         """Return the first mark in a text; empty without one.
 
-        A text that begins like the template's line before a user message, and ends like the beginning of an answer,
-        has that line as its mark.
+        The template's line before a user message is the mark of a text that begins like it and ends like the beginning
+        of an answer.
         """
         marks, (opening, answer) = self._pattern, self._openings
         found = marks.search(text) if marks is not None else None

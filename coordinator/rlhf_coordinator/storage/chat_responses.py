@@ -1,7 +1,6 @@
 """Responses of the prompt file after their rendered prompts: the texts of the line, and the template's text around.
 
-Rule: a line is refused where the template changes a text of the response in another way than `_forms` allows. A tag at
-the end of the prompt and at the beginning of the response is written once.
+A line is refused where the template changes a text of the response in another way than `_forms` allows.
 """
 
 import json
@@ -165,10 +164,9 @@ class ResponseWriter:
         return extra + self._first(prompt, key, parts) + parts.rest
 
     def _first(self, prompt: ChatPrompt, key: str, parts: _Response) -> str:
-        """Return the first text without a tag with which the prompt ends. Raises JobError for a tag that the template
-        writes before it.
+        """Return the first text without a tag with which the prompt ends.
 
-        Warn about reasoning that is not closed, or not opened.
+        Raises JobError for a tag that the template writes before it.
         """
         place, text = prompt.place, parts.first
         tag = _TAG.match(text)
@@ -255,10 +253,7 @@ def _matched(whole: str, texts: Sequence[_Text], between: Sequence[str]) -> _Mat
 
 
 def _forms(text: _Text, before: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (the template's text before a text, the text in its rendering, the intended text), nearest first.
-
-    If the text begins with a tag, the template's text before it may end where that tag would begin.
-    """
+    """Yield (the template's text before a text, the text in its rendering, the intended text), nearest first."""
     openings, tag = [before], _TAG.match(text.text)
     if tag is not None and tag[1] in before:
         openings.append(before[: before.rindex(tag[1])])

@@ -1,6 +1,6 @@
 """The chat template for prompts: that of the actor's tokenizer or of a file, with arguments.
 
-Rule: an argument that the template does not read is an error. So are the current date and random choices.
+An argument that the template does not read is an error. So are the current date and random choices.
 """
 
 import re

@@ -1,9 +1,7 @@
 """Checkpoint folders: written completely or not at all, discovered, pruned. Ranks write the large files.
 
-`<path>/iteration-000010/` contains version 10, the result of 10 iterations. It is written as `.tmp-iteration-000010`
-and compared with the sizes and SHA-256 sums that the ranks reported. It is completed (weight index, other files of the
-model's folder, `checkpoint.json`), made durable, and renamed. Discovery checks the files of a folder, newest first; a
-damaged one is reported and skipped.
+`<path>/iteration-000010/` contains version 10, the result of 10 iterations. It is written as `.tmp-iteration-000010`,
+compared with the sizes and SHA-256 sums of the ranks, made durable, and renamed. Discovery skips a damaged folder.
 """
 
 import contextlib
@@ -158,9 +156,9 @@ def name_best(path: Path, version: int, reward: float) -> None:
 
 
 def prune(path: Path, newest: int, keep: int, spared: Collection[int] = ()) -> list[int]:
-    """Remove all up to version `newest` but the `keep` newest of them and those `spared`; return the `keep` newest.
+    """Remove all up to version `newest` but the `keep` newest of them and those `spared`.
 
-    They are returned newest first. Folders of later versions stay, and do not count.
+    Return the `keep` newest, newest first. Folders of later versions stay, and do not count.
     """
     candidates = [version for version in versions(path) if version <= newest]
     for version in (old for old in candidates[keep:] if old not in spared):

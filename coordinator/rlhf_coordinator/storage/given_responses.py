@@ -1,7 +1,7 @@
 """Responses of the prompt file as tokens after those of the prompt.
 
 Prompt and response are tokenized together; if that does not continue the prompt's tokens, the response is tokenized
-alone. Each response ends in a token at which generation stops.
+alone.
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,9 @@ def tokenized_responses(
     special: bool,
     stops: frozenset[int] = frozenset(),
 ) -> list[tuple[GivenResponse, ...]]:
-    """Return the responses of each line.
+    """Return the responses of each line. Raises JobError where the tokenizer has no end-of-sequence token.
 
-    `prompts`: the tokens of its prompt; `special`: whether the tokenizer adds its special tokens, as for the prompts;
-    `stops`: ids at which generation stops, in addition to the tokenizer's end. Raises JobError, for example where the
-    tokenizer has no end-of-sequence token.
+    `special`: the tokenizer adds its special tokens. `stops`: further ids at which generation stops.
     """
     end = tokenizer.eos_token_id
     if end is None:
@@ -75,8 +73,7 @@ def text_ids(tokenizer: Any, texts: Sequence[str], *, special: bool) -> list[lis
 def _ended(ids: list[int], end: int, stops: frozenset[int], template_tokenizer: Any | None) -> list[int]:
     """Return the tokens of a response, ending with one at which generation stops.
 
-    A chat template may write white space after the end of the last turn, which is not part of the response:
-    `template_tokenizer` decodes it, and is None where no template wrote the tokens. All other tokens stay.
+    `template_tokenizer` is None where no template wrote the tokens.
     """
     last = next((at for at in range(len(ids) - 1, -1, -1) if ids[at] in stops), None)
     if last is None:

@@ -2,8 +2,8 @@
 `job.json`.
 
 Frame: length (uint32), CRC-32 of the payload (uint32), payload (a `journal.proto` Record), little endian. Appended
-records survive the process; after a commit they survive the machine. A torn or damaged tail is cut off when a segment
-is continued, in a copy that takes over its name.
+records survive the process; after a commit they survive the machine. A torn tail is cut off when a segment is
+continued.
 """
 
 import json

@@ -1,8 +1,7 @@
 """One coordinator per journal: the folder's lock (flock), which ends with its process.
 
-The next coordinator waits for it, at most PATIENCE_SECONDS. A file server may revoke the lock from a silent node.
-Therefore its owner writes a name into the file, and `JournalLock.check` ends a process that finds another name. A
-volume without locks is used without one, with a warning.
+A file server may revoke the lock from a silent node, so its owner writes a name into the file, and `JournalLock.check`
+ends a process that finds another name. A volume without locks is used without one, with a warning.
 """
 
 import errno

@@ -1,8 +1,6 @@
-"""The order of prompts from several sources: the source of the n-th prompt, and its index in the source.
+"""The order of prompts from several sources: the source of the n-th prompt, and its index in the source. Rule: pure.
 
-A cycle has as many turns as the weights sum to, after division by their common divisor. Each turn goes to the source
-whose next turn is due first (earliest deadline first), among those whose share has begun.
-Rule: a pure function of weights.
+Each turn of a cycle goes to the source whose next turn is due first (earliest deadline first).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""A cache of tokenized prompts in the journal's folder, so that a restarted coordinator need not tokenize them again.
-
-Rule: the file is replaced as a whole, and its name contains the first 16 digits of the digest of its prompts.
-"""
+"""A cache of tokenized prompts in the journal's folder, for a restarted coordinator."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The content of the prompt file's records: each prompt and its responses, as text.
 
-Rule: a bad record is an error that names its place (exit code 22). Nothing is tokenized here.
+A bad record is an error that names its place (exit code 22).
 """
 
 from collections.abc import Iterator, Sequence

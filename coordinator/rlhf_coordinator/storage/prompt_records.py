@@ -1,7 +1,6 @@
 """The records of a prompt file in any format: JSON objects, each with its place and its text.
 
-Lines of a JSONL file are records; so are rows of tables (`prompt_tables`), with their columns as keys.
-Rule: a bad record is an error that names its place; only blank lines are skipped.
+A bad record is an error that names its place; blank lines are skipped.
 """
 
 import hashlib
@@ -55,8 +54,7 @@ def read_records(
 ) -> Iterator[PromptRecord]:
     """Yield the records of a file of the prompts, whose place is `whole`. Raises JobError naming the first bad one.
 
-    Each has the prompt, under `prompts.prompt_key`, and `response_keys`. Other keys are included if `prompts.columns`
-    lists them or is empty.
+    Keys besides the prompt and `response_keys` are included if `prompts.columns` lists them or is empty.
     """
     key = file.prompt_key or prompts.prompt_key
     needed = {key: "prompts.promptKey"}

@@ -1,7 +1,7 @@
 """Tables of prompts: the rows of a parquet or Arrow file, by columns, as JSON objects.
 
-Rule: a separate process reads the file (`table_reader`), with a limit on its memory and on its silence. Any end of that
-process before its last row is an error of the file. Must never import pyarrow.
+A separate process reads the file (`table_reader`). An end of it before the last row is an error of the file. Must never
+import pyarrow.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class TableRow:
 def table_rows(whole: Place, needed: Mapping[str, str], *, all_columns: bool) -> Iterator[TableRow]:
     """Yield the rows of a parquet or Arrow file with the columns that are `needed`, or all of them. Raises JobError.
 
-    `whole`: the file; `needed`: name of a column -> the field of the manifest that requires it.
+    `needed`: name of a column -> the field of the manifest that requires it.
     """
     request = json.dumps(asdict(TableRequest(str(whole.path), dict(needed), all_columns)))
     command = [sys.executable, "-P", "-m", "rlhf_coordinator.storage.table_reader", request]

@@ -1,7 +1,4 @@
-"""Warnings about probable mistakes in the prompt files, with the place and the remedy.
-
-Rule: each kind of warning gives one sentence, which names the first line and the number of other ones.
-"""
+"""Warnings about probable mistakes in the prompt files, with the place and the remedy."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,7 @@
 """Prompts and their order: determines the prompt of every sample of every iteration.
 
-Groups of samples are numbered across iterations (`rlhf_api.algorithms.iteration_prompts`). With N prompts, group g
-visits entry g mod N of epoch g // N; `mixture` assigns the groups to several sources. With shuffle, the order of an
-epoch is by a hash of (seed, epoch, entry), and for a source after the first also its number.
-A group beyond the most of an iteration replaces a dropped one; a hash draws its prompt.
+With N prompts, group g visits entry g mod N of epoch g // N; `mixture` assigns the groups to several sources. With
+shuffle, the order of an epoch is by a hash.
 """
 
 import hashlib
@@ -253,10 +251,7 @@ def _rendered_by(prompts: Prompts) -> Iterator[object]:
 
 
 def load_tokenizer(source: str, rank_group: Group = Group.TRAINING) -> Any:
-    """Return the actor's tokenizer, from a folder or a hub id. Raises JobError (exit code 21) when there is none.
-
-    `rank_group`: the group that the error of a missing model names.
-    """
+    """Return the actor's tokenizer, from a folder or a hub id. Raises JobError (exit code 21) when there is none."""
     field = "spec.models.actor.path"
     if Path(source).is_absolute() and not Path(source).is_dir():
         message = f"{source}: there is no such folder; in a cluster the coordinator mounts what training pods mount"

@@ -1,7 +1,6 @@
 """The position of a job: from its journal, from a checkpoint if a resume is requested, or the beginning.
 
-A folder with a journal is continued if the job is the same. A fresh journal next to old checkpoints is refused unless a
-resume is requested. `loop.recovery` describes the next steps.
+A fresh journal next to old checkpoints is refused unless a resume is requested.
 """
 
 import logging
@@ -103,10 +102,9 @@ def restore(
     resume: bool,
     read: Mapping[str, str] | None = None,
 ) -> Restored:
-    """Return the position from journal and checkpoints, and make the new coordinator epoch durable.
+    """Return the position from journal and checkpoints, and make the new coordinator epoch durable. Raises JobError.
 
-    `read`: digests, by name, of the other inputs of prompts. Raises JobError, for example when the job has changed, or
-    a batch for a replay is missing.
+    `read`: digests, by name, of the other inputs of prompts.
     """
     facts = journal.job()
     began = "identity" in facts  # a plan for spec.devices is recorded before
@@ -211,8 +209,9 @@ def _take_report(restored: Restored, before: Restored) -> None:
 
 
 def _take_schedules(context: JobContext, journal: Journal, prompts: PromptSet, path: Path | None, base: int) -> None:
-    """Restore the schedules that `longRounds: Auto` chose: from the newest segment, or from the checkpoint of version
-    `base` in `path`, with which the run folder began."""
+    """Restore the schedules that `longRounds: Auto` chose, from the newest segment, else the checkpoint of version
+    `base`.
+    """
     if context.spec.rollout.long_rounds != "Auto":
         return
     found = None
@@ -296,7 +295,7 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
 def _base(version: int, newest: checkpoint.Checkpoint | None, journal: Journal, base: int) -> CheckpointState:
     """Return the checkpoint from which a training group starts.
 
-    Every iteration from there up to the job's version has a segment. Raises JobError when one is missing.
+    Raises JobError when an iteration from there up to the job's version has no segment.
     """
     start = newest.version if newest else 0
     segments = set(journal.iterations())

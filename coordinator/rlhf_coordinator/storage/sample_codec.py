@@ -1,7 +1,6 @@
 """Conversion between samples, carried ones included, and the messages of the protocol and the journal.
 
-Rule: plain conversion, without decisions or files. Token ids, log-probabilities and scores are packed: int32 and
-float32, little endian.
+Rule: plain conversion. Token ids, log-probabilities and scores are packed: int32 and float32, little endian.
 """
 
 import math

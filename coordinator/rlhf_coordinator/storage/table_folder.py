@@ -1,8 +1,7 @@
 """A folder of tables: which of its files contain the prompts, and in which order.
 
-It is the output of `Dataset.save_to_disk` of the library datasets, whose state.json lists the files. Otherwise it has
-parquet or Arrow files, in the order of their names. Rule: an ambiguous folder, or one that lacks a listed or numbered
-part, is an error.
+It is the output of `Dataset.save_to_disk` of the library datasets, or has parquet or Arrow files, in the order of their
+names. An ambiguous folder is an error.
 """
 
 import json

@@ -1,12 +1,12 @@
 """A separate process that reads a table with pyarrow and writes its rows to stdout (`prompt_tables`).
 
-  python -m rlhf_coordinator.storage.table_reader REQUEST     REQUEST: a JSON object, the fields of `TableRequest`
-  R<JSON object of a row>                                     one line per row, in order
-  E<JSON: [row or 0, error]>                                  the last line, or
+  python -m rlhf_coordinator.storage.table_reader REQUEST
+  REQUEST: a JSON object, the fields of `TableRequest`
+  R<JSON object of a row>            one line per row, in order
+  E<JSON: [row or 0, error]>         the last line, or
   Z<number of rows>
 
-Rule: types are checked in the file's schema before any row is written, and the sizes in a parquet file's metadata
-before its rows are read. A column that cannot be JSON is refused by its name. Must import nothing of the project.
+Must never import anything of the project.
 """
 
 import json

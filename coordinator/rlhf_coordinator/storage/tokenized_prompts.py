@@ -1,7 +1,6 @@
-"""Tokenizes prompts from their files; prompts that are too long are refused or left out.
+"""Tokenizes prompts from their files; prompts that are too long are refused or left out (`Prompts.overlong`).
 
-Rule: a bad record is an error with its place (exit code 22). Nothing is cut. Records are left out only according to
-`Prompts.overlong`, and are counted. A source without remaining records is an error, too.
+A bad record is an error with its place (exit code 22).
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,9 +41,7 @@ def read_prompts(
 ) -> list[Prompt]:
     """Return the tokenized records of the files, with the responses under `response_keys`.
 
-    `prompts.overlong` says whether a record that is too long is bad or left out. `limits` are those of the policy;
-    where it generates, the longest allowed sequence must fit (exit code 2). Raises JobError, for a bad record with exit
-    code 22 and its place.
+    `limits` are those of the policy. Raises JobError, for a bad record with exit code 22 and its place.
     """
     result: list[Prompt] = []
     warnings = PromptWarnings()
@@ -127,8 +124,7 @@ class _SourcePrompts:
     def _check_limits(
         self, line: PromptLine, ids: list[int], responses: Sequence[GivenResponse], tokenizer: Any
     ) -> None:
-        """Raise JobError for tokens that the policy does not have, and for a given response that is too long with its
-        prompt.
+        """Raise JobError for tokens that the policy does not have, and for a response that is too long with its prompt.
 
         Warn about characters that the tokenizer does not have.
         """

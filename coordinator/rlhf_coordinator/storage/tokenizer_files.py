@@ -1,7 +1,4 @@
-"""The files of a tokenizer; their digest reveals an edited tokenizer or chat template.
-
-Rule: files of a folder count by their names; for a hub id only the files in `_ALWAYS_LOADED` count. Downloads nothing.
-"""
+"""The files of a tokenizer; their digest reveals an edited tokenizer or chat template. Downloads nothing."""
 
 import hashlib
 import re

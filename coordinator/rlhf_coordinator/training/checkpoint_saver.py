@@ -1,7 +1,6 @@
 """Saves one checkpoint at a time: ranks write into a folder, and a thread completes it.
 
-Only the first ranks that together have everything (`writers`) write. After MAX_TRIES failed attempts in a row the job
-fails. An attempt that a lost rank ends does not count as failed.
+After MAX_TRIES failed attempts in a row the job fails. An attempt that a lost rank ends does not count as failed.
 """
 
 import asyncio
@@ -48,8 +47,7 @@ class CheckpointSaver:
     def begin(self, version: int) -> None:
         """Ask the ranks to write this version; without a folder the attempt fails.
 
-        The process ends when another coordinator has taken the journal. Raises JobError when the journal's lock cannot
-        be read.
+        The process ends when another coordinator has taken the journal.
         """
         run = self._run
         run.journal.check()

@@ -1,7 +1,6 @@
 """Critics beside decoding in mode Auto: iterations choose, from learned times of training and decoding.
 
-Rule: a choice is made when an iteration begins, and is in its segment's first record. Measurements are stored in the
-journal's facts.
+A choice is made when an iteration begins, and is in its segment's first record.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """costs.json of a run: the costs that its training ranks measured, for `rlhf plan`.
 
-Every rank reports a document with the figures that it has. The file is written whenever all ranks have reported. A file
-that cannot be written is a warning.
+It is written whenever all ranks have reported.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """The choice of the schedule that training runs: measured on the ranks, searched in a child process, stored.
 
-  stages     the ranks time their stages and transfers
-  searching  `schedule_search` looks for fused tables
-  tables     mode Auto: the ranks time whole mini-batches
-  decided    training may start
+  stages      the ranks time their stages and transfers
+  searching   `schedule_search` looks for fused tables
+  tables      mode Auto: the ranks time whole mini-batches
+  decided     training may start
 
 A choice is stored in the journal's facts. A failed search leaves the serial table.
 """

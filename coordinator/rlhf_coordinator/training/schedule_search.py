@@ -1,8 +1,6 @@
 """`python -m rlhf_coordinator.training.schedule_search`: find the fused tables of a job from measured times.
 
-It is a separate process, so that the solvers do not block the coordinator and can be ended at a time-out. It reads one
-JSON question from standard input and writes one JSON answer to standard output. Answers of the solvers are cached by
-instance in the folder that the question names.
+It reads one JSON question from standard input and writes one JSON answer to standard output.
 """
 
 import json

@@ -59,10 +59,9 @@ class KubernetesClient:
             return None
 
     async def apply(self, manifest: Json) -> Json:
-        """Apply on the server with our field manager; return the object's metadata.
+        """Apply on the server with our field manager, taking over fields from others; return the object's metadata.
 
-        Takes over fields from other managers. If the manifest has a uid, raises ConflictError when the object was
-        replaced or is gone.
+        If the manifest has a uid, raises ConflictError when the object was replaced or is gone.
         """
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true", **self._strict(manifest)}
         namespace, name = _place(manifest)
@@ -94,8 +93,7 @@ class KubernetesClient:
     async def manage_created(self, kind: str, meta: Json) -> None:
         """Move fields that our `create` set to our server-side apply, which can remove only fields that it owns.
 
-        Do nothing unless our field manager has one entry, of an update. `meta` is the metadata as read. Raises
-        ApiError, such as ConflictError if the object has changed since.
+        Raises ApiError, such as ConflictError if the object has changed since `meta` was read.
         """
         entries = meta.get("managedFields") or []
         ours = [
@@ -128,7 +126,7 @@ class KubernetesClient:
     ) -> None:
         """Request the deletion of the object; do nothing if it is gone or has another uid.
 
-        `grace`: seconds that replace the pod's own grace period; with `force` they are 0.
+        `grace` replaces the pod's own grace period, in seconds; `force` makes it 0.
         """
         options: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         options["propagationPolicy"] = "Background"
@@ -146,9 +144,9 @@ class KubernetesClient:
         labels: str = "",
         on_version: Callable[[int], object] = lambda version: None,
     ) -> AsyncIterator[Json]:
-        """Yield the metadata of all objects of a kind with `labels`, page by page, in one namespace or all.
+        """Yield the metadata of the objects of a kind with `labels`, page by page, in one namespace or all.
 
-        `on_version` is called for each page with the resourceVersion of the list, or 0 if it has none.
+        `on_version` is called for each page with the resourceVersion of the list, or 0.
         """
         selector = {"labelSelector": labels} if labels else {}
         query = {"limit": str(PAGE)} | selector
@@ -214,9 +212,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 _NOT_IN_YAML: Final = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""Characters that are not written as they are: control characters, YAML's line breaks (U+2028, U+2029), the byte order
-mark, U+FFFE, U+FFFF, and unpaired surrogates, which YAML cannot represent.
-"""
+"""Characters to escape: control characters, YAML's line breaks, the byte order mark, U+FFFE, U+FFFF, and surrogates."""
 
 
 def _place(manifest: Json) -> tuple[str, str]:

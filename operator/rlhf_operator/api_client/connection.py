@@ -1,8 +1,7 @@
 """Finds the API server and the credentials, from a kubeconfig or the pod's service account.
 
-Order: the kubeconfig that is named, then KUBECONFIG (several files, joined by `:`), then ~/.kube/config and the pod's
-service account. `prefer_pod` says which of the last two comes first. An unusable kubeconfig raises
-`ConnectionConfigError`.
+Order: the named kubeconfig, then KUBECONFIG (files joined by `:`), then ~/.kube/config and the pod's service account,
+or the reverse with `prefer_pod`.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The errors of requests to the API server, one class for each reaction of a caller.
 
-The text of a refusal is the message alone, because users read it in conditions.
+A refusal's text is the message alone, because users read it in conditions.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Lists the objects of one kind, then watches them from the version of the list, until cancelled.
 
-A stream that breaks off or is silent is reopened at the last received version. After 410 Gone or an error event it
-lists again. After failures it waits with exponential back-off and jitter.
+A stream that breaks off or is silent is reopened at the last received version. After 410 Gone it lists again.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """The table of kinds: group, version and plural under which the API server serves each.
 
-A kind is named as in manifests (`Pod`). A kind of gangs and queues has its apiVersion as prefix
-(`scheduling.k8s.io/v1alpha2/PodGroup`), because several groups have such a kind. Callers that need more kinds add them
-to the table of their client.
+A kind is named as in manifests (`Pod`); for gangs and queues its apiVersion precedes it
+(`scheduling.k8s.io/v1alpha2/PodGroup`).
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Sends requests to one API server and reads streams of lines, with time-outs, retries and a limit on concurrency.
 
-Streams and `urgent` requests do not count towards the limit.
-
-Rule: the API server may have carried out a write whose answer is lost, so callers must be able to repeat it.
+Callers must be able to repeat a write: the API server may have carried it out although the answer was lost.
 """
 
 import asyncio
@@ -203,7 +201,7 @@ def unanswered(request: ApiRequest, error: BaseException) -> UnavailableError:
 def retry_seconds(code: int, header: str | None) -> float | None:
     """Return the seconds until a retry, at most MAX_RETRY_SECONDS; None unless the API server asks for one.
 
-    It asks with code 429 or 5xx and `header`, a Retry-After in seconds; a date is ignored.
+    It asks with code 429 or 5xx and `header`, a Retry-After in seconds.
     """
     if (code != 429 and code < 500) or header is None or not header.strip().isdecimal():
         return None

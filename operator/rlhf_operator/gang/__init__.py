@@ -1,7 +1,6 @@
 """Gangs and queues: backends that place the pods of a job together.
 
-`backend` has the interface, each backend has a module, and `registry` lists them. Only `discovery` asks the API server;
-the other modules are pure.
+Rule: `discovery` asks the API server; the other modules are pure.
 """
 
 from rlhf_operator.gang.apis import ServedApis

@@ -1,8 +1,4 @@
-"""The APIs of schedulers and queues that the operator supports, as data.
-
-Rule: several groups serve a kind such as PodGroup, so kinds have their apiVersion as prefix here. The version that a
-cluster serves is discovered (`discovery`).
-"""
+"""The APIs of schedulers and queues that the operator supports, as data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,10 +1,4 @@
-"""The interface of a gang backend: the objects of a gang, and the fields that make a pod a member.
-
-A `QueueingBackend` also decides, from the state of its queue, whether the job's pods may exist. A `QueueApi` reads that
-state from the queue's objects.
-
-Rule: pure.
-"""
+"""The interface of a gang backend: the objects of a gang, and the fields that make a pod a member. Rule: pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

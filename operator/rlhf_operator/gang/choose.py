@@ -1,7 +1,6 @@
-"""Chooses the backend of a job from its fields and from the APIs that the cluster serves.
+"""Chooses the backend of a job from its fields and from the APIs that the cluster serves. Rule: pure.
 
-Rule: pure. A mode that is named but cannot be used is a problem for the user. With `Auto`, a job that asks for an
-unusable queue waits, unless the operator ignores such labels.
+A named mode that cannot be used is a problem for the user.
 """
 
 from collections.abc import Mapping

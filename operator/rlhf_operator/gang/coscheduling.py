@@ -1,6 +1,6 @@
-"""The gang of the coscheduling plugin (scheduler-plugins): a PodGroup of scheduling.x-k8s.io, named in a pod label.
+"""The gang of the coscheduling plugin: a PodGroup of scheduling.x-k8s.io, named in a pod label. Rule: pure.
 
-Rule: pure. A template's schedulerName takes precedence over SCHEDULER. Source: its API types, scheduling/v1alpha1.
+Source: scheduler-plugins, API types scheduling/v1alpha1.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Asks the API server which gang and queue APIs it serves, and detects changes.
 
-Rule: if the API server does not answer, the previous result stays valid: a job that waits for quota must not start
-because a request was lost. Watches are opened when the operator starts, so a change ends the process. The next process
-starts with the new APIs, and jobs keep running.
+A change ends the process, because watches are opened at its start; the next process starts with the new APIs.
 """
 
 import asyncio

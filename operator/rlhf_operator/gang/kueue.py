@@ -1,9 +1,7 @@
-"""The queue of Kueue: a Workload with a pod set for each group that has pods.
+"""The queue of Kueue: a Workload with a pod set for each group that has pods. Rule: pure.
 
-A running elastic job asks for more pods with a second Workload, the slice that replaces the first one.
-
-Rule: pure. The pod sets contain what Kueue uses for quota and placement, so that another image or environment does not
-queue the job again. Source: the API types of kueue.x-k8s.io/v1beta2 and Kueue's page on custom jobs.
+A running elastic job asks for more pods with a second Workload, the slice that replaces the first one. Source: the API
+types of kueue.x-k8s.io/v1beta2 and Kueue's page on custom jobs.
 """
 
 from collections.abc import Mapping

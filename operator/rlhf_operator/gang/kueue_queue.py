@@ -1,7 +1,6 @@
 """Decides whether a job may run from the state of its Workload, and what to report to Kueue.
 
-Rule: pure and level-triggered. An evicted job releases its reservation when no pod is left. No decision depends on the
-time of a condition.
+Rule: pure and level-triggered.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -219,9 +218,8 @@ def gate(
 ) -> QueueGate:
     """Return whether a job's pods may exist.
 
-    `counts`: pods that the job wants, by group. `requests_hash`: hash of their requests. `elastic`: groups that may
-    have fewer pods. `slices`: a larger slice may replace the Workload. If elastic groups want more pods than were
-    admitted, the job keeps its pods: without slices it would have to give them up to ask for more.
+    `counts`: pods that the job wants, by group. `elastic`: groups that may have fewer pods. `slices`: a larger slice
+    may replace the Workload.
     """
     named = f"LocalQueue {queue}"
     asks = f"asks {named} for {sum(counts.values())} pods"

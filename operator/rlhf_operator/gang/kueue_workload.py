@@ -1,7 +1,4 @@
-"""Records of Kueue's Workload and related objects, with the fields that decisions read.
-
-Rule: pure.
-"""
+"""Records of Kueue's Workload and related objects, with the fields that decisions read. Rule: pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -73,9 +70,8 @@ class KueueWorkload:
 
     @property
     def awaited(self) -> "KueueWorkload | None":
-        """Return the slice that asks for more pods, or has replaced this Workload and waits for admission checks.
-
-        None if there is none, and if the second Workload is the one that this one has replaced.
+        """Return the slice that asks for more pods, or that has replaced this Workload and waits for admission checks;
+        else None.
         """
         other = self.other
         if other is None or other.going or other.holds("Finished"):

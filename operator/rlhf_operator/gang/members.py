@@ -1,7 +1,6 @@
-"""The members of a gang: the number of pods that must fit at once, their requests and their scheduler.
+"""The members of a gang: the number of pods that must fit at once, their requests and their scheduler. Rule: pure.
 
-Rule: pure. The minimum is what an iteration needs: the coordinator, the pods with training ranks, and one pod of each
-other group that has any (docs/decisions/operator.md#0004-make-the-gang-as-small-as-an-iteration-allows).
+docs/decisions/operator.md#0004-make-the-gang-as-small-as-an-iteration-allows has the minimum.
 """
 
 import hashlib

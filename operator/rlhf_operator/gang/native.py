@@ -1,8 +1,8 @@
-"""The gang of Kubernetes' scheduler: Workload and PodGroup of scheduling.k8s.io, in the served version.
+"""The gang of Kubernetes' scheduler: Workload and PodGroup of scheduling.k8s.io, in the served version. Rule: pure.
 
-Rule: pure. In 1.35 (v1alpha1) the Workload contains the groups. From 1.36 (v1alpha2) a Workload contains templates, and
-the PodGroup is a separate object. 1.37 (v1beta1) renames the reference to the template and allows changes of the
-minimum. Sources: KEP-4671, KEP-5832 and the API types of these releases.
+In 1.35 (v1alpha1) the Workload contains the groups. From 1.36 (v1alpha2) it contains templates, and the PodGroup is a
+separate object. 1.37 (v1beta1) renames the reference to the template and allows changes of the minimum. Sources:
+KEP-4671, KEP-5832.
 """
 
 from collections.abc import Mapping

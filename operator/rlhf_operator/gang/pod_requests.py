@@ -1,9 +1,6 @@
-"""Computes the requests of one pod as the scheduler does.
+"""Computes the requests of one pod as the scheduler does. Rule: pure.
 
-Rule: pure. The count is the larger of two amounts. One is the sum of the containers and the sidecars (init containers
-that always restart). The other is the largest init container with the sidecars started before it. Requests of the pod
-itself (`spec.resources`) replace the count, and the overhead of its runtime is added. A limit without a request counts
-as the request, as in the API server. Source: PodRequests of k8s.io/component-helpers, and the API server's defaults.
+Source: PodRequests of k8s.io/component-helpers, and the API server's defaults.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,10 +25,9 @@ def pod_requests(spec: Mapping[str, Any]) -> Amounts:
 
 
 def pod_level_requests(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the requests of the pod itself; its limits count where neither it nor a container has a request.
+    """Return the requests of the pod itself: cpu, memory and huge pages.
 
-    Limits of huge pages also count where a container has a request. Other resources than cpu, memory and huge pages are
-    left out.
+    Limits count where neither the pod nor a container has a request.
     """
     stated = spec.get("resources") or {}
     if not stated:

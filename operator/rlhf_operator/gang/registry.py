@@ -1,7 +1,7 @@
-"""The registry of gang backends: one entry for each value of spec.scheduling.gang.mode that names a backend.
+"""The registry of gang backends, by value of spec.scheduling.gang.mode.
 
-A new backend is a module with a class that follows `backend.GangBackend`, a `BackendKind`, its APIs in `apis.APIS`, and
-an entry here. tests/unit/operator/gang/test_gang_contract.py checks every entry against the contract.
+A new backend is a class that follows `backend.GangBackend`, a `BackendKind`, its APIs in `apis.APIS`, and an entry
+here.
 """
 
 from collections.abc import Callable, Iterator, Mapping

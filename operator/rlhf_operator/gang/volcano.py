@@ -1,6 +1,6 @@
 """The gang of Volcano: a PodGroup of scheduling.volcano.sh, named in an annotation of every pod.
 
-Rule: pure. minResources is the sum over the minimum. Source: the API types of volcano.sh/apis, scheduling/v1beta1.
+Rule: pure. Source: the API types of volcano.sh/apis, scheduling/v1beta1.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Checks that checkpoints outlast the pods that write them, from the mounts below spec.checkpoints.path.
 
-Rule: pure; judges one pod with ranks and the coordinator's. The manifest does not show the properties of every volume;
-a volume that may be suitable is accepted.
+Rule: pure. A volume that may be suitable is accepted.
 """
 
 import posixpath

@@ -1,7 +1,7 @@
-"""GPUs that a template claims (resource.k8s.io) instead of the resource nvidia.com/gpu.
+"""GPUs that a template claims (resource.k8s.io) instead of the resource nvidia.com/gpu. Rule: pure.
 
-Rule: pure. A manifest does not show what a claim is for; it may be a network card. With the variable RLHF_DEVICE, such
-as cuda:0, a template says that the claim provides the GPUs. The pod then requests no nvidia.com/gpu.
+With the variable RLHF_DEVICE, such as cuda:0, a template says that the claim provides the GPUs; without it, the claim
+may be for a network card.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
 """The files that a job's pods read: the resolved job (ConfigMap) and the job's certificates (Secret).
 
-Rule: certificate keys are in the Secret, which never has the authority's key.
+Must never put the authority's key into the Secret.
 """
 
 import base64
@@ -14,11 +14,9 @@ from rlhf_operator.manifests.mount_paths import JOB_KEY, REWARD_KEY
 
 
 def document(job: RLHFJob) -> dict[str, Any]:
-    """Return the resolved job as JSON with nulls, because a null that disables a feature must not become its default
-    again.
+    """Return the resolved job as JSON; a null that disables a feature stays a null.
 
-    Code in a user's ConfigMap is replaced by the path of its mounted file. The status and other metadata than name,
-    namespace, uid, labels and annotations are omitted.
+    Code in a user's ConfigMap is replaced by the path of its mounted file.
     """
     written: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude={"status"})
     metadata_fields = ("name", "namespace", "uid", "labels", "annotations")

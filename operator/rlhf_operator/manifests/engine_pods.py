@@ -1,6 +1,6 @@
 """Fields of a generation worker's pod for vLLM (caches, no telemetry), and shared memory for several processes.
 
-Rule: pure, from the manifest alone. The fields for vLLM apply to groups in which it may decode.
+Rule: pure, from the manifest alone.
 """
 
 from typing import Any, Final
@@ -35,10 +35,7 @@ LOOPBACK: Final = {"VLLM_HOST_IP": "127.0.0.1"}
 
 
 def may_decode_by_vllm(job: RLHFJob, group: Group) -> bool:
-    """Return whether vLLM may decode in the workers of a group.
-
-    It may in generation workers if the engine is vLLM, or if it is `Auto` with GPUs or several processes per worker.
-    """
+    """Return whether vLLM may decode in the workers of a group."""
     chosen = job.spec.generation
     large = chosen.gpus_per_replica > 0 or chosen.parallelism.tensor > 1
     return group is Group.GENERATION and (chosen.engine == "vllm" or (chosen.engine == "Auto" and large))

@@ -1,6 +1,6 @@
 """The fields that a pod template must not set, and warnings about those without effect.
 
-Rule: a violation is reported with its field. Takes templates with valid types (`pod_schema`).
+Takes templates with valid types (`pod_schema`).
 """
 
 import re

@@ -1,10 +1,6 @@
 """Names, labels, owner and addresses of a job's objects.
 
-Rule: an object belongs to a job only if its controller is the job, by uid, because anybody may write a label.
-
-Two jobs in a namespace must never derive the same name for objects of one kind. Services have both the bare name of the
-job and one with `-coordinator`, so a new job's name must not end in `-coordinator` (`rlhf_api.rules`).
-tests/unit/operator/manifests/test_derived_names.py searches for two jobs that derive the same name.
+Two jobs in a namespace must never derive the same name for objects of one kind (test_derived_names.py).
 """
 
 from typing import Any, Final

@@ -1,8 +1,7 @@
 """Network access to a job's pods: headless Services, and a NetworkPolicy that blocks other clients.
 
-Rule: pods of one job connect freely. From outside, the operator reaches the coordinator, and everybody the metrics
-port. The policy also checks the operator's namespace if that is known, because users could put its labels on pods
-elsewhere. The policy does not restrict egress.
+Pods of one job connect freely. From outside, the operator reaches the coordinator, and everybody the metrics port.
+Egress is not restricted.
 """
 
 from typing import Any, Final

@@ -1,7 +1,4 @@
-"""Folders of our container on which a template must not mount: the operator's, the images' code, the system's.
-
-Rule: pure; paths are normalised, so `/etc/`, `//etc` and `/x/../etc` are one folder.
-"""
+"""Folders of our container on which a template must not mount: the operator's, the images' code, the system's."""
 
 import posixpath
 from typing import Final

@@ -1,7 +1,4 @@
-"""Finds the problems of a job's pods before any is created, for `rlhf validate` and for the operator.
-
-Rule: pure.
-"""
+"""Finds the problems of a job's pods before any is created, for `rlhf validate` and for the operator. Rule: pure."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -18,10 +15,9 @@ _GROUPS: Final = (Group.GENERATION, Group.INFERENCE, Group.TRAINING)
 
 
 def problems_of_pods(job: RLHFJob) -> list[Problem]:
-    """Return the problems of a resolved job's templates, with warnings, also for groups without pods; then that of
-    `spec.devices.replan`.
+    """Return the problems of a resolved job's pod templates and replanning, with warnings.
 
-    If none of these is an error, the problems of its checkpoint folder and its loopback URLs follow.
+    If none is an error, the problems of its checkpoint folder and its loopback URLs follow.
     """
     problems = [*_of_templates(job), *_of_replanning(job)]
     if not any(problem.severity is Severity.ERROR for problem in problems):

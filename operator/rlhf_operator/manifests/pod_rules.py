@@ -1,7 +1,6 @@
 """Checks rules of the API server beyond the pod schema: names, labels, ports, mounts without volume, limits.
 
-Rule: the checks predict, without a cluster, a part of what a dry run of the pod would report. Every problem has
-`Severity.SERVER`. Takes templates with valid types (`pod_schema`).
+They predict a part of a dry run, so problems have `Severity.SERVER`.
 """
 
 import re

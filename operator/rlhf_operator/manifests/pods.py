@@ -1,8 +1,4 @@
-"""Pods of a job before the user's template is merged in, such as command, environment, ports, probes and mounts.
-
-Rule: processes rely on these fields, so a template may add to them; it may replace the defaults that `template` lists.
-`rlhf_cli.local.pods_to_processes` runs the same pods as processes on one machine, with other addresses and paths.
-"""
+"""Pods of a job before the user's template is merged in, such as command, environment, ports, probes and mounts."""
 
 import math
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
-"""Additions to a pod with several training ranks: a launcher, and variables with one entry per rank.
+"""Additions to a pod with several training ranks: a launcher, and variables with one entry per rank. Rule: pure.
 
-Rule: pure, and empty for a pod with one rank, which does not change. All ranks of a pod share its host name and have
-consecutive ports from those of `names`. The ranks' own metrics ports are not reachable from outside the pod.
+The ranks of a pod have consecutive ports from those of `names`.
 """
 
 from typing import Final

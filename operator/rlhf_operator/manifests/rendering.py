@@ -1,7 +1,6 @@
 """Renders the objects of a job, without those of its gang, in the order of their application: pods come last.
 
-Rule: groups that the algorithm's dataflow graph does not need do not exist. Pure: the same job, certificates, images
-and epochs give the same objects.
+Rule: pure; the same job, certificates, images and epochs give the same objects.
 """
 
 import hashlib
@@ -80,8 +79,7 @@ class RenderedObjects:
 def workers(job: RLHFJob) -> list[tuple[Group, int, GroupFields]]:
     """Return (group, number of pods, fields) of the groups that the algorithm's graph needs.
 
-    A pod has one worker, or `ranksPerPod` training ranks. Training has no pods of its own if another group's workers
-    contain its ranks.
+    A pod has one worker, or `ranksPerPod` training ranks.
     """
     spec = job.spec
     counts: list[tuple[Group, int, GroupFields]] = [
@@ -117,7 +115,7 @@ def render(
 def plain(job: RLHFJob, data: Mapping[str, str] | None = None, home: str = "") -> list[Json]:
     """Return the objects that pods need, without the Secret: ConfigMap, Services, NetworkPolicy.
 
-    `data`: content of the ConfigMap, if it is not that of the current job. `home`: the operator's namespace.
+    `data`: content of the ConfigMap, if not the job's. `home`: the operator's namespace.
     """
     return [configuration(job, data), *services(job), network_policy(job, home)]
 
@@ -151,12 +149,7 @@ def rank_template(job: RLHFJob) -> dict[str, Any]:
 
 
 def mounting(job: RLHFJob, image: str, labels: Mapping[str, str], user: int | None = USER_ID) -> Json:
-    """Return the coordinator's pod before its own template is merged in.
-
-    The coordinator reads prompts and tokenizer and writes checkpoints, so it has the mounts of pods with ranks. From
-    their template it takes volumes, our container's mounts and model hub variables, pull secrets and the pod's security
-    context.
-    """
+    """Return the coordinator's pod before its own template is merged in."""
     if unused := unused_template(job):
         raise TemplateError(unused, "spec.training.template")
     template, path = rank_template(job), f"spec.{job.spec.rank_group}.template"
@@ -195,8 +188,6 @@ def _coordinator(job: RLHFJob, images: Images, epoch: Number, mark: str) -> Json
 def template_hash(job: RLHFJob, group: Group) -> str:
     """Return the hash by which a group's pods are recognised as outdated.
 
-    It covers the group's template and spec.metrics, which decides the annotations for scrapes; for the coordinator
-    also the template of the ranks and the settings in `_LIVE`. Sizes and images of the operator are not part of it.
     Default values are omitted, so a new field changes no hash.
     """
     parts: list[Any] = [_said(getattr(job.spec, group).template)]

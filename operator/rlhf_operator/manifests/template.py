@@ -1,7 +1,6 @@
 """Checks a user's pod template and merges it with our pod: the user adds, our guarantees stay.
 
-Rule: a template that prevents the merge raises TemplateError with up to MAX_PROBLEMS problems and their paths. Lists
-merge by the keys in _LIST_KEYS.
+Lists merge by the keys in _LIST_KEYS.
 """
 
 import json
@@ -55,10 +54,10 @@ class TemplateError(ManifestError):
 
 
 def problems_of(template: object, path: str, ours: Mapping[str, Any]) -> tuple[Problem, ...]:
-    """Return at most MAX_PROBLEMS problems of a template that is merged with our pod `ours`; `path` is its place in the
+    """Return at most MAX_PROBLEMS problems of a template to merge with our pod `ours`; `path` is its place in the
     manifest.
 
-    Problems with `Severity.SERVER` do not prevent a merge: a newer API server may accept them.
+    Problems with `Severity.SERVER` do not prevent a merge.
     """
     # This check comes first, because the following code recurses.
     if deep := too_deep(template, MAX_DEPTH):
@@ -94,9 +93,9 @@ def check(template: object, path: str, ours: Mapping[str, Any]) -> None:
 
 
 def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str], path: str) -> Json:
-    """Return `ours` with the template merged in; its metadata has the template's labels and annotations, and `labels`.
+    """Return `ours` with the template merged in, and its labels, annotations and `labels`. Raises TemplateError.
 
-    `path` is the template's place in the manifest (`spec.training.template`), for errors. Raises TemplateError.
+    `path` is the template's place in the manifest, for errors.
     """
     check(template, path, ours)
     theirs = without_nulls(dict(template))
@@ -118,10 +117,7 @@ def merge_pod(ours: Json, template: Mapping[str, Any], labels: Mapping[str, str]
 
 
 def _within_limits(ours: Json, theirs: Mapping[str, Any]) -> Json:
-    """Return our pod without default requests above the template's limits; the API server then sets them to the limits.
-
-    GPUs that a claim provides are not requested again.
-    """
+    """Return our pod without default requests above the template's limits, and without GPUs that a claim provides."""
     counterpart: Mapping[str, Any] = next(
         (each for each in theirs.get("containers") or () if each.get("name") == CONTAINER), {}
     )

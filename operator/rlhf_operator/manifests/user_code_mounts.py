@@ -1,7 +1,6 @@
-"""Mounts of users' code: reward functions and the rollout environment in the user's ConfigMaps, and keys of Secrets.
+"""Mounts of users' code: reward functions and the rollout environment in ConfigMaps, and keys of Secrets.
 
-Rule: pure. The value of a Secret is never read here: the kubelet puts it into the container's environment. An
-annotation of a pod has the digest of the code it was created with.
+Rule: pure. Must never read the value of a Secret: the kubelet puts it into the environment.
 """
 
 import hashlib

@@ -1,8 +1,4 @@
-"""Reports in the conditions that requests to the API server fail and end a job's reconciles early.
-
-Rule: pure. The sentence comes first in the message of `Running`, before the phase's own message, and disappears after a
-complete reconcile. It quotes the API server or a webhook behind it, shortened.
-"""
+"""Reports in the conditions that requests to the API server fail and end a job's reconciles early. Rule: pure."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """Conditions of the status: merges the observed state with the stored conditions, so that transition times stay.
 
-Rule: pure. Steps of reconcile return `ConditionUpdate`s and change nothing. `merged` returns every type. An event
-belongs to a transition, so repeated equal observations give one event.
+Rule: pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -123,7 +122,7 @@ def written(conditions: Mapping[ConditionType, Json]) -> list[Json]:
 def transition_events(stored: StoredConditions, conditions: Mapping[ConditionType, Json]) -> list[JobEvent]:
     """Return an event for each condition whose status or reason has changed, without silent reasons.
 
-    Events with the same reason are one. A new condition that is not True gives one only if it is in _NEWS_AT_FIRST.
+    Events with the same reason are one. A new condition that is not True needs to be in _NEWS_AT_FIRST.
     """
     events = []
     for kind, now in conditions.items():

@@ -101,8 +101,7 @@ class ReconcileContext:
     def sizes(self) -> Mapping[Group, int]:
         """Return the number of pods that each group should have: what the job wants, within the queue's limits.
 
-        While a job awaits the plan of its sizes, it has a coordinator, and each group keeps its indexes up to the
-        highest.
+        A job that awaits the plan of its sizes has a coordinator, and keeps other pods.
         """
         if self.job.spec.awaits_plan:
             sizes = {Group.COORDINATOR: 1}

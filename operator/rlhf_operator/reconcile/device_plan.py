@@ -1,8 +1,6 @@
 """The plan for `spec.devices`: the coordinator reports it, the status records it, and pods follow from spec and record.
 
-A job without pods that is suspended or has not started uses the record only if it answers the current request.
-
-Rule: pure. The coordinator runs in its user's pod, so a job with the reported sizes is checked like a manifest.
+Rule: pure. A job with the reported sizes is checked like a manifest.
 """
 
 from collections.abc import Mapping
@@ -47,9 +45,9 @@ def with_sizes(stored: Mapping[str, Any], observed: ObservedJob) -> Mapping[str,
 def recorded(
     stored: Mapping[str, Any], reading: CoordinatorReading | None, *, awaits_plan: bool
 ) -> Mapping[str, Any] | None:
-    """Return the record for the status: the stored one, or if the job awaits a plan, the one that is reported.
+    """Return the stored record, or if the job awaits a plan, the reported one.
 
-    None: there is none, or the reported one is refused. `awaits_plan`: whether the job's sizes are unknown.
+    None without a record, or if the reported one is refused. `awaits_plan`: the job's sizes are unknown.
     """
     if not awaits_plan:
         plan: Mapping[str, Any] | None = ((stored.get("status") or {}).get("plan") or {}).get(FIELD)

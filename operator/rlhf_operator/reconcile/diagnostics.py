@@ -1,7 +1,5 @@
-"""Explains what keeps pods of a job from running, in sentences with the pods, the cause and often a remedy.
-
-Rule: pure. The cause quotes its source (API server, scheduler, kubelet) if there is one. Problems that no component
-reports, such as a volume that never arrives, are reported after a while.
+"""Explains what keeps pods of a job from running, in sentences with the pods, the cause and often a remedy. Rule:
+pure.
 """
 
 import re

@@ -1,8 +1,7 @@
-"""Deletion of a job, and the finalizer that delays it for a last checkpoint.
+"""Deletion of a job, and the finalizer that delays it for a last checkpoint. Rule: pure.
 
-Rule: pure. The wait ends when the coordinator's pod has ended, or at the deadline. It also works for a manifest that
-can no longer be read. An operator that does not run cannot remove the finalizer; docs/operations.md describes how to do
-it by hand.
+The wait ends with the coordinator's pod, at the latest at the deadline. Without a running operator, a user removes the
+finalizer (docs/operations.md).
 """
 
 from collections.abc import Mapping

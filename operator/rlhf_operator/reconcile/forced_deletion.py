@@ -1,10 +1,7 @@
-"""Hastens or forces deletions of pods that do not end, and describes those that remain.
+"""Hastens or forces deletions of pods that do not end, and describes those that remain. Rule: pure.
 
-A worker's pod is deleted by force some time after its grace period. For a coordinator that may still run, the user
-decides (spec.runPolicy.forceCoordinatorAfterSeconds). It must also have reported that other nodes see the lock of its
-journal. That report is stored in the status, because the coordinator cannot be asked later.
-
-Rule: pure.
+For a coordinator that may still run, the user decides (spec.runPolicy.forceCoordinatorAfterSeconds), and it must have
+reported that other nodes see the lock of its journal.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -71,10 +68,7 @@ def next_overdue(pods: Iterable[ObservedPod], now: datetime, coordinator_after: 
 
 
 def force_time(pod: ObservedPod, coordinator_after: timedelta | None) -> datetime | None:
-    """Return when a pod in deletion may be deleted by force; None: never, or it was already requested.
-
-    A worker that runs but is not ready gets at most WORKER_GRACE_SECONDS and FORCE_AFTER.
-    """
+    """Return when a pod in deletion may be deleted by force; None: never, or it was already requested."""
     asked = pod.deletion_asked
     if pod.deletion is None or asked is None or pod.grace == 0:
         return None
@@ -92,11 +86,7 @@ def _earliest(*times: datetime | None) -> datetime | None:
 
 
 def farewell_time(pod: ObservedPod, pods: Iterable[ObservedPod]) -> datetime | None:
-    """Return the time by which a coordinator counts as ended although another container of its pod runs; None if it
-    does not.
-
-    All its workers must have ended with exit code 0 after its deletion was requested.
-    """
+    """Return the time by which a coordinator counts as ended although another container of its pod runs; else None."""
     asked = pod.deletion_asked
     if pod.group is not Group.COORDINATOR or asked is None or pod.grace == 0:
         return None

@@ -110,7 +110,7 @@ def withdrawn_objects(
 ) -> tuple[ObjectKey, ...]:
     """Return the objects of gangs to delete now; while pods remain, only superseded ones.
 
-    `given_back`: whether the job releases its resources; without pods, all its objects are then deleted.
+    `given_back`: without pods, all objects of a job that releases its resources are deleted.
     """
     ours = {key for key, applied in observed.applied.items() if key[0] in RESOURCES and applied}
     if observed.pods:
@@ -171,9 +171,9 @@ def _leaving(gate: QueueGate, why: str, *, pods_left: bool) -> ConditionUpdate:
 def _compared(
     job: RLHFJob, backend: GangBackend, pods: Mapping[Group, Json], observed: ObservedJob
 ) -> list[tuple[Json, str | None, str]]:
-    """Return (object, fingerprint of the existing one, fingerprint of this one) for each object of the gang.
+    """Return (object, fingerprint of the existing one or None, fingerprint of this one) for each object of the gang.
 
-    The existing one's is None if there is none, and "" if it is being deleted or has none.
+    The existing one's is "" if it is being deleted or has none.
     """
     return [
         (body, observed.applied.get((kind_of(body), body["metadata"]["name"])), fingerprint(body))

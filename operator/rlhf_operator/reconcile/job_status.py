@@ -1,7 +1,6 @@
 """Parts of the status besides conditions, such as groups, progress, plan and checkpoint; and when to write them.
 
-Rule: pure. Frequent changes alone (progress, counts of ready pods, messages) are written at most every
-PROGRESS_SECONDS. A change of a field in _SLOW_FIELDS is written at once, together with them.
+Rule: pure. Frequent changes alone are written at most every PROGRESS_SECONDS.
 """
 
 import math
@@ -73,10 +72,9 @@ def groups_status(
     failures: FailureCounts,
     versions: DesiredVersions,
 ) -> list[Json]:
-    """Return `status.groups`. `status`: the stored one; `failures`: with new ends of pods.
+    """Return `status.groups`. `status` is the stored one, `failures` has new ends of pods.
 
-    With a reading, a group's `ready` counts the workers that the coordinator reports as working, up to the group's
-    size. The coordinator's own counts ready pods.
+    With a reading, `ready` of a worker group counts the workers that the coordinator reports as working.
     """
     stored_groups = {str(group["name"]): group for group in status.get("groups") or []}
     groups = []
@@ -121,7 +119,7 @@ def coordinator_status(
 ) -> Json:
     """Return the fields that the coordinator determines; unreported ones stay as in `status`, the stored one.
 
-    `last`: the coordinator's final report, or else the reading. `devices`: the plan for spec.devices.
+    `last`: the coordinator's final report, or else the reading.
     """
     fields = {name: status[name] for name in _OF_COORDINATOR if status.get(name)}
     if last is not None:

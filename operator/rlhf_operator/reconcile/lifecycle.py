@@ -1,7 +1,4 @@
-"""The phases of a job's life and their conditions: complete, failed, stopped for a while, running.
-
-Rule: pure.
-"""
+"""The phases of a job's life and their conditions: complete, failed, stopped for a while, running. Rule: pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,10 +65,7 @@ def expiry(job: RLHFJob, status: Mapping[str, Any]) -> datetime | None:
 
 
 def reading_expires(context: ReconcileContext) -> float | None:
-    """Return the seconds until the last reading of an unreachable coordinator expires.
-
-    None: the coordinator is not unreachable, there is no reading of it, or the reading has expired.
-    """
+    """Return the seconds until the last reading of an unreachable coordinator expires; None without such a reading."""
     reading = context.reading
     if reading is None or not context.observed.unreachable:
         return None

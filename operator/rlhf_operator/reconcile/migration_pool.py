@@ -1,6 +1,6 @@
 """The migration pool in Kubernetes: `status.migrationPool`, a label on its pods, and events when it forms or dissolves.
 
-Rule: pure. The coordinator moves samples; Kubernetes shows a slow copy. There is at most one event per EVENT_INTERVAL.
+Rule: pure. There is at most one event per EVENT_INTERVAL.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,6 @@
 """Parses a stored object into a job that can run, or into the problems of its manifest.
 
-Rule: an accepted manifest may still break a rule that the API server cannot check, or come from an older definition.
-Paths of a job in a cluster are paths inside its pods; relative ones start at `/`. Results are cached.
+An accepted manifest may still break a rule that the API server cannot check, or come from an older definition.
 """
 
 import json

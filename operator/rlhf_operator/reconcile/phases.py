@@ -1,7 +1,6 @@
-"""The actions of each phase of a job's life: changes of pods and objects, and conditions.
+"""The actions of each phase of a job's life: changes of pods and objects, and conditions. Rule: pure.
 
-Rule: pure; one function per phase. A job that stops deletes its coordinator's pod first, and the others when that pod's
-worker has ended.
+A job that stops deletes its coordinator's pod first.
 """
 
 from collections.abc import Iterable, Mapping

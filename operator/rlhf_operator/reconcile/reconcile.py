@@ -1,7 +1,6 @@
 """`reconcile(job, observed, now)`: decides what happens to an RLHFJob; read it from the top.
 
-Rule: pure and level-triggered: the plan depends on the arguments alone, and no decision depends on an event. Steps are
-functions of the frozen `ReconcileContext` and of the results of earlier steps.
+Rule: pure and level-triggered: the plan depends on the arguments alone.
 """
 
 import math

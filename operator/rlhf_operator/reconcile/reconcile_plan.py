@@ -1,6 +1,6 @@
-"""The result of reconcile: what to write, as data. The controller writes the status first.
+"""The result of reconcile: what to write, as data.
 
-Rule: the status comes first because it has the counts: a pod may be deleted once its end is counted.
+The controller writes the status first, because it has the counts: a pod may be deleted once its end is counted.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,4 @@
-"""Explains why the API server refuses objects of a job, with a remedy if one is known.
-
-Rule: pure. The cause quotes the API server's message for the first object; further objects with the same kind of cause
-are counted. An unknown message is shown unchanged.
-"""
+"""Explains why the API server refuses objects of a job, with a remedy if one is known. Rule: pure."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """Intentional replacement of pods: the failure policy restarts their group, or their template has changed.
 
-Rule: pure and level-triggered. A restart by the failure policy replaces all pods of the group at once. For a changed
-template, ready generation and inference pods without training ranks are replaced one at a time. Without
-spec.checkpoints a change does not replace a coordinator that has run, because its journal would be lost.
+Rule: pure and level-triggered. A restart replaces all pods of the group at once; a changed template replaces ready
+generation and inference pods without training ranks one at a time.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Decides which pods a job should have, which of its pods must leave, and the condition Resizing.
-
-Rule: pure. A pod is named by its group and index, so an ended pod is deleted before it is created again.
-"""
+"""Decides which pods a job should have, which of its pods must leave, and the condition Resizing. Rule: pure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -27,7 +24,7 @@ _RESIZING: Final = frozenset({ResizingReason.SCALING_UP, ResizingReason.SCALING_
 def pod_places(job: RLHFJob, sizes: Mapping[Group, int] | None = None) -> Iterator[tuple[str, Group, int]]:
     """Yield (pod name, group, index) of every pod the job should have, in the order of their creation.
 
-    `sizes`: pods of each group, if they differ from what the job wants.
+    `sizes`: pods of each group, if not what the job wants.
     """
     for group, count in (group_sizes(job) if sizes is None else sizes).items():
         for index in range(count):
@@ -85,8 +82,7 @@ def resizing_condition(
 ) -> ConditionUpdate:
     """Return the condition Resizing, from the previous and current sizes and the existing pods.
 
-    `running_reason`: reason of the condition Running. `groups`: `status.groups`. `limited`: reason why the job does not
-    have the size that its spec asks for; empty if there is none.
+    `groups` is `status.groups`. `limited`: why the job lacks the size of its spec, or empty.
     """
     sizes = {group["name"]: group["desired"] for group in groups}
     leaving = sorted(pod.name for pod in pods if pod.index >= sizes.get(pod.group, 0))

@@ -1,7 +1,6 @@
 """Fits the cost of a decode step, and each worker's pace, to the recorded steps.
 
-Rule: one formula for all workers, `step + row * rows + key * rows * keys` seconds, and one factor (pace) for each
-worker. Records with steps that verified drafts are left out unless there are no others.
+A step takes `step + row * rows + key * rows * keys` seconds, times the worker's pace.
 """
 
 import math
@@ -50,10 +49,9 @@ def decode_costs(steps: Sequence[StepFacts]) -> DecodeCosts | None:
 
 
 def worker_paces(steps: Sequence[StepFacts]) -> dict[str, float]:
-    """Return each worker's step time relative to the median worker, for steps of similar batch size.
+    """Return each worker's step time relative to the (lower) median worker, for steps of similar batch size.
 
-    With an even number of workers the faster of the two in the middle is the reference. A worker without a comparison
-    has 1.
+    A worker without a comparison has 1.
     """
     by_size: dict[int, list[StepFacts]] = {}
     for row in steps:

@@ -1,7 +1,6 @@
 """Replays generation with more rows or more workers, for iterations in which samples waited to be decoded.
 
-Owns the code shared by the causes `few_generation_workers` and `small_batches`. Rule: the unchanged replay must match
-the measurement, or there is no result.
+There is no result if the unchanged replay does not match the measurement.
 """
 
 from collections.abc import Sequence
@@ -36,9 +35,9 @@ class QueuedGeneration(NamedTuple):
 
 
 def queued_generation(facts: IterationProfile) -> QueuedGeneration | None:
-    """Return the iteration with the inputs of its replay, if samples waited to be decoded.
+    """Return the inputs of the replay if samples waited to be decoded.
 
-    Returns None if they did not wait, if facts are missing, or if the replay does not match the measurement.
+    Returns None if they did not, if facts are missing, or if the replay does not match the measurement.
     """
     samples, costs, settings = facts.samples, decode_costs(facts.steps), facts.settings
     if samples is None or costs is None or not settings.generation_workers:

@@ -1,8 +1,7 @@
-"""The facts of an iteration that findings are based on: bounded, versioned, plain data for JSON.
+"""The facts of an iteration that findings are based on: versioned, plain data for JSON.
 
-Rule: measurements and settings, never conclusions. Readers ignore unknown fields and reject other versions. All times
-are seconds; moments count from the first lease of the iteration. Lists are bounded here so that a foreign file has
-bounded size.
+Times are seconds; moments count from the first lease of the iteration. Lists are bounded, because a file may be
+foreign.
 """
 
 from typing import Annotated, Final, Literal

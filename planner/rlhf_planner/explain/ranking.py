@@ -1,7 +1,6 @@
-"""Ranks the findings of a job's last iterations, the largest loss first.
+"""Ranks the findings of a job's last iterations, the largest loss first. Rule: pure.
 
-Rule: pure. Iterations with other settings than the last one are left out. The first iteration of a job is left out if
-there are others.
+Iterations with other settings than the last one are left out.
 """
 
 from collections.abc import Sequence
@@ -16,10 +15,7 @@ SHOWN: Final = 3
 
 
 def explain(facts: Sequence[IterationProfile]) -> list[Finding]:
-    """Return the findings of iterations, the largest loss first. `facts` are the iterations, oldest first.
-
-    The list is empty if no loss is large enough, or nothing was recorded.
-    """
+    """Return the findings, the largest loss first. `facts` are iterations, oldest first."""
     alike = comparable(facts)
     if not alike:
         return []

@@ -1,4 +1,4 @@
-"""Registers every cause; the order breaks ties between equal losses.
+"""Registers the causes. The order breaks ties between equal losses.
 
 To add a cause: write a class in `causes` that follows `finding.LossCause`, and add a line here.
 """

@@ -1,9 +1,4 @@
-"""Replays a recorded iteration, unchanged or with one change.
-
-Generation is replayed as continuous batching, one event per finished sample, with each worker's pace. Scoring is one
-queue with the rate observed while samples waited. Rule: pure. `meets` says whether an unchanged replay matches the
-measurement within TOLERANCE.
-"""
+"""Replays a recorded iteration, unchanged or with one change. Rule: pure."""
 
 import heapq
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
-"""Replays the scoring queue at a higher rate to compute the gain of more scoring workers.
+"""Replays the scoring queue at a higher rate, for the cause `scoring_waits`.
 
-Owns the numbers of the cause `scoring_waits`. Rule: n times the workers give n times the rate, unless the scoring of a
-single sample takes longer.
+Rule: n times the workers give n times the rate, unless the scoring of a single sample takes longer.
 """
 
 from collections.abc import Sequence
@@ -31,8 +30,8 @@ class MoreWorkers(NamedTuple):
 def awaited_task(facts: IterationProfile) -> TaskFacts | None:
     """Return the task that samples waited for; None if unknown.
 
-    This is the model with the most seconds of passes if passes fill at least FILLED of the workers' scoring time.
-    Otherwise it is the call whose result came last most often.
+    It is the busiest model if passes fill at least FILLED of the workers' scoring time, else the call whose result came
+    last most often.
     """
     samples, models = facts.samples, [task for task in facts.tasks if not task.call]
     if samples is None or not samples.scored:
@@ -46,8 +45,7 @@ def awaited_task(facts: IterationProfile) -> TaskFacts | None:
 def more_workers(facts: Sequence[IterationProfile]) -> MoreWorkers | None:
     """Return the gain of more inference workers in the last iteration.
 
-    Returns None if there are no inference workers, if scoring waits for the whole batch, or if moments were not
-    recorded.
+    Returns None without inference workers or recorded moments, and if overlap is Disabled.
     """
     last = facts[-1]
     samples, present = last.samples, last.settings.inference_workers

@@ -1,10 +1,7 @@
 """Chooses moves of samples before the threshold, from the worker that would finish last to the one that would finish
 first.
 
-Rule: a move must let the later of the two workers finish earlier, by more than its cost and MIN_GAIN. Throughput is
-learned for each worker (`throughput`). The same input always gives the same result.
-
-Must never move a sample twice in one result, nor give a worker more samples than it has rows and KV memory for.
+Must never move a sample twice in one result, nor exceed the rows and KV memory of a worker.
 """
 
 from __future__ import annotations
@@ -95,7 +92,7 @@ def balance(
     paces: Mapping[str, WorkerPace] | None = None,
     lacking: Lacking = lacks_nothing,
 ) -> tuple[Reallocation, ...]:
-    """Return the moves to make now, when the queue is empty; none if no move is worth it.
+    """Return the moves to make now, when the queue is empty.
 
     `unfinished` contains every worker that can decode, idle ones too; `paces` the workers with a measured pace.
     """

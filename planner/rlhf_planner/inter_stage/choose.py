@@ -1,7 +1,6 @@
 """Chooses the threshold R_t and the pool m of an iteration by simulating possible lengths of the next batch.
 
-Rule: all plans are simulated on the same draws. In mode Auto, a plan must be faster on average than no fusion by more
-than MIN_GAIN and by more than the standard error over the draws. The same seed gives the same choice.
+Rule: plans share the draws. In mode Auto, a plan must gain more than MIN_GAIN and more than the standard error.
 """
 
 from __future__ import annotations
@@ -222,9 +221,9 @@ class _Trial:
         return float(won.mean()), error
 
     def best(self) -> tuple[int, int] | None:
-        """Return the best plan (threshold, pool) of those tried on all draws.
+        """Return the best plan (threshold, pool) of those tried on all draws; None without one.
 
-        Among equal plans, ordered by threshold, it is the one at a third. Returns None if none was tried.
+        Among equal plans, ordered by threshold, it is the one at a third.
         """
         last = len(self._generations) - 1
         full = [(r, m) for r, m, draw in self._seconds if draw == last and r > 0]

@@ -1,8 +1,4 @@
-"""Costs of decoding, prefilling, scoring and moving samples on the workers of a job.
-
-Rule: closed formulas (`fitted_costs`), so that a simulation can sum thousands of steps at once. Observations refit
-decode steps and moves with KV caches; other kinds of work are corrected by a ratio. All times are in seconds, all sizes
-in bytes.
+"""Costs of decoding, prefilling, scoring and moving samples on the workers of a job, in seconds and bytes.
 
 Must never return a negative time.
 """
@@ -105,10 +101,9 @@ class StageCosts:
         tasks: Mapping[str, Sequence[StepTime]] | None = None,
         **others: Any,
     ) -> StageCosts:
-        """Return costs fitted to measured times.
+        """Return costs fitted to measured times. `tasks` maps a scoring task to its times.
 
-        `tasks` maps the name of a scoring task to its times. `others` are further fields of this class. Raises
-        ValueError for an impossible time or batch size, or without decode times.
+        Raises ValueError for an impossible time or batch size, or without decode times.
         """
         works = [PassFormula.fitted(times) for times in (tasks or {}).values()]
         score = PassFormula(
@@ -126,10 +121,9 @@ class StageCosts:
 
     @cached_property
     def step_tables(self) -> tuple[Floats, Floats]:
-        """(base, slope) of a decode step, refitted to the observed steps: seconds, and seconds per key.
+        """(base, slope) of a decode step without drafts, refitted to the observed steps: seconds, and seconds per key.
 
-        Each is float64 [max_batch_size + 1] by batch size. Does not include drafts: it is the time of a pass over so
-        many rows.
+        Each is float64 [max_batch_size + 1] by batch size.
         """
         return self._observed_steps.lines.tables(self.max_batch_size)
 
@@ -254,8 +248,7 @@ class StageCosts:
     def kv_cost(self, tokens: Number, share: float) -> Number:
         """Return the seconds that moving a sample of `tokens` tokens with its KV cache costs an iteration.
 
-        The pause, in which no worker decodes the sample, counts in full. The rest of the move counts by `share`, 0..1.
-        Infinite if the bandwidth is unknown.
+        The pause counts in full, the rest of the move by `share`, 0..1. Infinite if the bandwidth is unknown.
         """
         if not self.bandwidth:
             return self.kv_seconds(tokens)
@@ -283,8 +276,7 @@ class StageCosts:
     def takes_cache(self, prompt: Floats, tokens: Floats, batch: int, share: float, transfer: Transfer) -> Flags:
         """Return which samples move with their KV caches, bool [k]; `prompt` and `tokens` are float64 [k].
 
-        Mode Auto compares `kv_cost` with `rebuild_seconds`. A sample without tokens has no cache yet. Without a known
-        bandwidth no cache moves.
+        Mode Auto compares `kv_cost` with `rebuild_seconds`.
         """
         if transfer == "Tokens" or not self.bandwidth:
             return np.zeros(len(tokens), dtype=np.bool_)

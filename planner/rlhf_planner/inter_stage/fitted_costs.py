@@ -1,8 +1,6 @@
-"""Fits formulas for the time of a pass to a few measured times.
+"""Fits formulas for the time of a pass to a few measured times, in seconds.
 
-Rule: plain numbers in (`StepTime`), closed formulas out. A decode step is a line over the context for every batch
-size. Other passes have a setup, a cost per sample and a cost per token. Fits minimize relative squares with
-non-negative coefficients, so no formula returns a negative time. All times are in seconds.
+Fits minimize relative squares with non-negative coefficients.
 """
 
 from __future__ import annotations
@@ -66,13 +64,9 @@ class DecodeLines:
 
     @classmethod
     def fitted(cls, times: Iterable[StepTime], weights: Sequence[float] | None = None) -> DecodeLines:
-        """Return the lines fitted to the times.
+        """Return the lines fitted to the times. The base never falls as the batch grows.
 
-        Slopes are linear in the batch and fitted to all points together. The rest of each batch's own points is its
-        base. The base never falls as the batch grows.
-
-        `weights` weighs the points; None means equal weights. Raises ValueError without times or for an impossible
-        time.
+        Raises ValueError without times or for an impossible time.
         """
         rows = _checked(times)
         if not rows:
@@ -114,7 +108,7 @@ def _checked(times: Iterable[StepTime]) -> list[StepTime]:
 
 
 def non_negative(features: Floats, seconds: Floats, counts: Floats | None = None) -> tuple[float, ...]:
-    """Solve non-negative least squares of relative errors by trying every subset of the (at most four) columns.
+    """Solve non-negative least squares of relative errors by trying every subset of the columns.
 
     If the data cannot tell subsets apart, prefers few columns to many, and first columns to last ones.
     """

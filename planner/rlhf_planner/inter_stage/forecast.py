@@ -1,6 +1,6 @@
-"""Inputs of a simulation (workers, batch and settings of an iteration) and its result.
+"""Inputs of a simulation and its result. Values only.
 
-Values only. Workers 0..generation_workers-1 generate; dedicated inference workers follow.
+Workers 0..generation_workers-1 generate; dedicated inference workers follow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Draws simulated iterations: workers down and time across.
+"""Draws simulated iterations: workers down and time across. Decoding is blue, scoring orange, idle time light grey.
 
-Decoding is blue, darker for fuller batches. Scoring is orange. Idle time is light grey. matplotlib is imported on the
-first call.
+matplotlib is imported on the first call.
 """
 
 from __future__ import annotations

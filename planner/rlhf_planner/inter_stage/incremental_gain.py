@@ -1,9 +1,6 @@
 """Computes the gain of scoring unfinished samples by replaying an iteration's finish times with and without it.
 
-Rule: pure; both replays use the same times. All times are seconds on one clock.
-
-Simplified: a response grows evenly from start to finish, a pass scores one prefix, and any worker that scores a
-finished sample has its previous scores. Large iterations are thinned.
+Rule: pure; times are seconds on one clock. Simplified: a response grows evenly, and a pass scores one prefix.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Updates costs with the work of one more iteration, relative to the profile.
+"""Updates costs with the work of one more iteration.
 
-Rule: compares observed work with the profile's time for the same work, never with a simulation. Decode steps and moves
-are stored as observed (`observed_steps`, `observed_moves`). `costs` has the formulas.
+Rule: compares observed work with the profile's time for the same work, never with a simulation.
 """
 
 from __future__ import annotations
@@ -21,14 +20,8 @@ OBSERVATIONS: Final = 5
 class ObservedWork(NamedTuple):
     """Observed work: `passes` passes over `batch` samples of `tokens` tokens each took `seconds` in total.
 
-    `contended` is the share of that time, 0..1, in which another generation worker scored.
-
-    The meaning of a pass depends on the kind.
-    - decode: passes are steps, tokens are keys.
-    - rebuild: prefills of resumed samples; where tokens are decoded again, steps over batches that contain such
-      samples.
-    - transfer, pause: passes are samples that moved with their caches.
-    - command: passes are commands of any kind.
+    `contended` is the share of that time, 0..1, in which another generation worker scored. Decode passes are steps, and
+    their tokens are keys. Transfer and pause passes are samples that moved with their caches.
     """
 
     kind: Kind

@@ -1,7 +1,6 @@
 """A distribution of response lengths: estimate it, draw from it, tilt it by knowledge of a prompt.
 
-Rule: a curve is a value. A normal score is the position of a length in its distribution, in standard deviations of a
-normal one. So "longer than usual" means the same in every distribution.
+A normal score is the position of a length in its distribution, in standard deviations of a normal one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Predicts response lengths from the last iterations, by prompt and prompt length; uses a prior before the first.
 
-Rule: a model is a value; `with_batch` returns the next one. A response that was cut at the limit has at least that
-length, so distributions are Kaplan-Meier estimates.
-
-Must never predict a length below 1 or above the limit.
+Distributions are Kaplan-Meier estimates, because the limit cuts responses. Must never predict a length below 1 or above
+the limit.
 """
 
 from __future__ import annotations
@@ -84,8 +82,7 @@ class LengthModel:
     ) -> LengthModel:
         """Return the model after one more iteration of (prompt tokens, response tokens).
 
-        `limit` is given if the iteration had another one. `lines` has the line in the prompts file of each sample's
-        prompt, or is empty if unknown. An iteration without samples changes nothing. Raises ValueError for a negative
+        `lines` has the line of each sample's prompt in the prompts file, or is empty. Raises ValueError for a negative
         length, or a wrong number of lines.
         """
         data = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)

@@ -1,12 +1,8 @@
 """Chooses the surplus prompts M of `longRounds: Auto` by simulating a whole period of short and long rounds.
 
-    draw lengths of the next prompts -> short rounds: decode B + M, cut M -> their lengths wait -> long round: decode B
-
-Rule: all ways see the same draws (common random numbers), and each is compared with no long rounds on the prompts of
-its own period. A way wins only if it gains more than MIN_GAIN and more than the standard error over the draws. Each
-kind of round has the fusion that `choose` gives it. Training takes the same time in each iteration; it really depends
-on the tokens, whose sum over a period is the same for all ways. Weights do not change, so a deferred prompt has the
-same lengths again. The same seed gives the same choice.
+A short round decodes B + M prompts and cuts M of them; a long round decodes B prompts that were cut. Rule: all ways see
+the same draws. Simplified: training takes the same time in each iteration, and a deferred prompt has the same lengths
+again.
 """
 
 from __future__ import annotations
@@ -111,9 +107,9 @@ class Round(NamedTuple):
 def choose_rounds(
     model: LengthModel, setup: PeriodSetup, costs: StageCosts, iterations: int, seed: int = 0
 ) -> RoundsChoice:
-    """Return the choice of the surplus with the largest gain over a period; 0 if no gain is above the margin.
+    """Return the surplus with the largest gain over a period; 0 if no gain is above the margin.
 
-    Only periods that fit into so many `iterations` count. Raises ValueError if a round cannot be simulated.
+    A period must fit into `iterations`. Raises ValueError if a round cannot be simulated.
     """
     surpluses = possible_surpluses(setup.batch, iterations)
     trial = _PeriodTrial(model, setup, costs, surpluses, seed)
@@ -143,7 +139,7 @@ def _words(extra: int) -> str:
 def simulate_round(
     lengths: Ints, setup: PeriodSetup, layout: IterationSetup, costs: StageCosts, plan: FusionChoice, model: LengthModel
 ) -> Round:
-    """Simulate a round with response lengths int64 [prompts, samples per prompt]; surplus prompts are cut off.
+    """Simulate a round with response lengths int64 [prompts, samples per prompt], and cut surplus prompts.
 
     `layout` has the prompts of all its samples, `plan` is its fusion.
     """

@@ -1,7 +1,6 @@
 """Observed moves with KV caches in the last iterations, and the cost lines fitted to them.
 
-Rule: a move has a fixed part (step boundaries, messages) and a part per token (the link). Both parts are fitted to
-observed moves by least squares of relative errors. The profile's shape has a small weight.
+A move has a fixed part and a part per token.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ class MoveLine(NamedTuple):
 
 
 def assumed_lines(setup: float, step: float, sent: float, move_steps: float) -> tuple[MoveLine, MoveLine]:
-    """Return the assumed lines of (a whole move, its pause) before any move was observed.
+    """Return the lines of (a whole move, its pause) that are assumed before any move was observed.
 
-    They follow from the seconds of messages, of a decode step and of sending one token.
+    `setup`, `step` and `sent` are the seconds of messages, of a decode step and of sending one token.
     """
     pause = setup + LAST_TOKENS * sent + min(PAUSE_STEPS, move_steps) * step
     return MoveLine(setup + move_steps * step, sent), MoveLine(pause, 0.0)

@@ -1,8 +1,6 @@
 """Observed decode steps of the last iterations, and the cost lines fitted to them.
 
-Rule: observed steps determine the costs near the batch sizes and contexts that occur in the job. Elsewhere the profile
-applies, scaled to the level of the observed steps. Steps during which another generation worker scored are a kind of
-their own. The median of the iterations counts for every kind of step.
+Rule: observed steps determine the costs near their batch sizes and contexts. Elsewhere the scaled profile applies.
 """
 
 from __future__ import annotations

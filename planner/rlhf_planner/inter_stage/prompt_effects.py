@@ -1,10 +1,7 @@
 """Learns from repeated prompts how much longer or shorter than usual a prompt's responses are.
 
-A response's normal score is its prompt's effect plus randomness: score = effect + rest. Effects of all prompts are
-normal with variance `share`, the rest with 1 - share. This is a one-way random-effects model. The share is the
-intraclass correlation, estimated from the variance within and between prompts. The expected effect of a prompt shrinks
-toward zero, more so for fewer responses.
-Rule: values only. If prompts do not repeat or are not informative, `share` is 0 and no prediction changes.
+A one-way random-effects model: a response's normal score is its prompt's effect, of variance `share`, plus a rest of
+variance 1 - share.
 """
 
 from __future__ import annotations

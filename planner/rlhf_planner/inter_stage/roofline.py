@@ -1,9 +1,7 @@
 """Estimates costs before any measurement, from a roofline of public hardware figures.
 
-Rule: every figure is an assumption. Decoding reads all weights once per step, and each sample's keys and values.
-Scoring computes two operations per parameter and token, and reads the weights once per pass. Peak figures are those of
-the H100 SXM datasheet: 3.35 TB/s HBM3, 989 Tflop/s dense bfloat16, 80 GB, 64 GB/s PCIe 5 in one direction, and one 400
-Gb/s network port for each GPU.
+Peak figures are those of the H100 SXM datasheet: 3.35 TB/s HBM3, 989 Tflop/s dense bfloat16, 80 GB, 64 GB/s PCIe 5 in
+one direction, and one 400 Gb/s network port for each GPU.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
 """Simulates an iteration of generation and inference sample by sample, with a threshold and a pool.
 
-    generate -> at most R_t unfinished, none queued: place_tail -> moves -> the pool decodes the tail
-                                                             `-> released workers score, and the dedicated ones
-
-Threshold 0, or a pool of all workers, means no fusion. Generation then continues in place, and generation workers
-score only if there is no dedicated inference worker, after all samples are generated. The simulation knows the lengths;
-the placement of the tail predicts them. `simulated_tail` lists its simplifications.
+Threshold 0, or a pool of all workers, means no fusion.
 """
 
 from __future__ import annotations
@@ -43,10 +38,10 @@ def simulate(
     model: LengthModel | None = None,
     spans: bool = False,
 ) -> Forecast:
-    """Return the simulated iteration with these response lengths (`lengths` int64 [batch], tokens).
+    """Return the simulated iteration with these response lengths (int64 [batch], tokens).
 
-    The placement of the tail predicts with `model`; None means that all samples look alike to it. Raises ValueError for
-    lengths that do not match the setup, or are below 1.
+    The placement of the tail predicts with `model`. Raises ValueError for lengths that do not match the setup, or are
+    below 1.
     """
     tokens = np.asarray(lengths, dtype=np.int64)
     if len(tokens) != setup.batch:

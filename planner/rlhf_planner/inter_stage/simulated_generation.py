@@ -1,7 +1,6 @@
-"""Simulates when every sample is finished without moves: continuous batching on several workers, event by event.
+"""Simulates when every sample is finished without moves: continuous batching on several workers.
 
-Rule: time advances from one finished sample to the next; a formula sums the steps between. A simulated step is one
-token of every row, at the mean pace of the batch with drafts. A prefill stalls its worker.
+A simulated step is one token of every row. A prefill stalls its worker.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ class Drained(NamedTuple):
 
 
 def drain(start: float, steps: Ints, context: Floats, costs: StageCosts) -> Drained:
-    """Return when k rows end that start at `start` and need `steps` (int64 [k]) more steps each.
+    """Return when k rows end that start at `start` and need `steps` (int64 [k]) more steps; k is at most
+    max_batch_size.
 
-    `context` (float64 [k]) are their keys at the start. k is at most max_batch_size.
+    `context` (float64 [k]) are their keys at the start.
     """
     base, slope = costs.token_tables
     order = np.argsort(steps, kind="stable")

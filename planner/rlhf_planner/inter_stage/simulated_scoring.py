@@ -1,7 +1,6 @@
 """Simulates scoring: one first-come-first-served queue, and workers that join it at different times.
 
-Rule: a free worker takes a fair share of the waiting samples, at most one pass, and is busy during that pass. One event
-per pass. Samples that arrive together are in batch order.
+A free worker takes a fair share of the waiting samples, at most one pass.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ class SimulatedScoring(NamedTuple):
 
 
 def score(arrivals: Floats, tokens: Floats, available: Mapping[int, float], costs: StageCosts) -> SimulatedScoring:
-    """Simulate scoring.
+    """Simulate scoring. Raises ValueError without workers.
 
     `arrivals` float64 [n] is the time from which each sample may be scored, `tokens` float64 [n] its length with the
-    prompt. `available` maps each worker to the time at which it joins. Raises ValueError without workers.
+    prompt. `available` maps each worker to the time at which it joins.
     """
     if not available:
         raise ValueError("no worker scores: there is no dedicated inference worker and no released worker")

@@ -1,10 +1,7 @@
-"""Simulates the tail of an iteration: unfinished samples at the threshold, their moves, and their decoding in the
-pool.
+"""Simulates the tail of an iteration: unfinished samples at the threshold, their moves, and their decoding in the pool.
 
-`tail_placement` assigns samples to workers.
-Simplified: nothing changes for a worker of the pool before the first sample joins it. All samples that move to one
-worker join together, when the last of them arrives. Samples with a KV cache are decoded at their source until then, at
-its pace. A link carries one KV cache at a time, at either end. MOVES_AT_ONCE moves share their other waiting times.
+Simplified: samples that move to one worker join together, when the last of them arrives. A link carries one KV cache at
+a time, at either end. MOVES_AT_ONCE moves share their other waiting times.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Chooses the workers of the migration pool, and a worker for each unfinished sample.
 
-Rule: the workers with the most predicted work stay. Samples of all other workers move, the longest first, to the pool
-worker with rows and KV memory that is predicted to finish first with it. A pool that is too small is enlarged. If only
-all workers together can hold the samples, no sample moves. The same input always gives the same result; worker names
-break ties.
-Must never give a sample two places, or a worker more samples than it can take.
+Rule: the workers with the most predicted work stay. Must never give a sample two places, or a worker more samples than
+it can take.
+
 Source: RLHFuse (arXiv 2409.13221), inter-stage fusion.
 """
 
@@ -75,9 +73,8 @@ def place_tail(
 ) -> TailPlacement:
     """Return the pool and the moves when the threshold is reached.
 
-    `unfinished` contains every worker that can decode, idle ones too. The pool is larger than `pool` if so few workers
-    cannot hold the samples. With `transfer` KV and a known bandwidth every cache moves, even that of a sample without
-    known tokens. Raises ValueError without a worker, for a pool below 1, or for a sample on two workers.
+    `unfinished` contains every worker that can decode, idle ones too. Raises ValueError without a worker, for a pool
+    below 1, or for a sample that is listed twice.
     """
     names = sorted(unfinished)
     if not names:
@@ -111,10 +108,9 @@ def _require_once(samples: Sequence[int]) -> None:
 def assign(
     unfinished: UnfinishedColumns, workers: int, pool: int, costs: StageCosts, limit: int, transfer: Transfer
 ) -> tuple[list[int], Ints, Ints, Flags]:
-    """Return the placement as columns.
+    """Return (workers that stay, rows of `unfinished` that move, destination of each, whether with its KV cache).
 
-    The result is (workers that stay, rows of `unfinished` that move, destination of each, whether with its KV cache);
-    the last three are [moved].
+    The last three are [moved].
     """
     work = np.bincount(unfinished.worker, weights=unfinished.remaining, minlength=workers)
     count = np.bincount(unfinished.worker, minlength=workers)
@@ -145,11 +141,9 @@ def _enough(count: Ints, pool: int, rows: int) -> int:
 def _destinations(
     unfinished: UnfinishedColumns, moving: Ints, stays: Sequence[int], rows: int, costs: StageCosts
 ) -> Ints:
-    """Return, for each moving row (longest first), the worker that is predicted to finish first with it, among those
-    with a free row.
+    """Return, for each moving row, the worker with a free row that is predicted to finish first with it.
 
-    With `b` rows a token of each takes about alpha + beta * b seconds. So a worker finishes after alpha * (its longest
-    remaining) + beta * (the sum of all remaining).
+    A worker finishes after alpha * (its longest remaining) + beta * (the sum of all remaining).
     """
     alpha, beta = _affine_step(unfinished, len(stays), costs)
     position = {worker: at for at, worker in enumerate(stays)}

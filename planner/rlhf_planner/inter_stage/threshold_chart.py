@@ -12,7 +12,7 @@ _BAR, _CHOSEN = "─", "◀ chosen"
 def threshold_chart(choice: FusionChoice, batch: int, width: int = 100) -> str:
     """Return the chart as text: a heading, then one line per threshold.
 
-    A line has R_t, its share of `batch`, the best pool, seconds, and a bar with a length proportional to the seconds.
+    A line has R_t, its share of `batch`, the best pool, seconds, and a bar.
     """
     rows = [
         (f"{point.threshold}", f"{point.threshold / batch:.0%}", f"{point.pool}", f"{point.seconds:.3g} s")

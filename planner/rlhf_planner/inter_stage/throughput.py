@@ -1,8 +1,6 @@
 """Throughput of a worker over its samples, in tokens per second, from learned costs, drafts and the worker's pace.
 
-Rule: the shape is learned from all workers of a job and shared. The pace of each worker, by batch size, is learned
-from its own steps: the factor by which the same work takes longer there. A worker with few observations has nearly
-pace 1, because PRIOR intervals at pace 1 are included. Must never read a clock.
+A pace is the factor by which the same work takes longer on that worker. Must never read a clock.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ EVEN_PACE: Final = WorkerPace()
 class ThroughputCurve:
     """tput(b): tokens per second of a worker with b samples of `context` keys each on average.
 
-    Flat beyond the rows that the worker decodes at once, because samples then take turns.
+    Flat beyond the rows that the worker decodes at once.
     """
 
     def __init__(self, costs: StageCosts, context: float, most: int, pace: WorkerPace = EVEN_PACE) -> None:

@@ -1,7 +1,6 @@
 """Seconds of collective operations and transfers, from bytes, ranks and a link.
 
-A ring moves (n-1)/n of the bytes in each of its halves, and n ranks wait for about log2(n) messages. Pure arithmetic;
-must never know which axis of a layout it serves.
+A ring moves (n-1)/n of the bytes in each of its halves, and n ranks wait for about log2(n) messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Seconds in which colocated roles take turns on their devices: offloads and onloads of one iteration.
 
-Both sides leave and return once. The rank moves its float32 weights and its moments, 12 bytes per parameter, or 4 if
-its moments are in host memory anyway. The engine moves the policy. On a CPU nothing moves.
-Pure; caches are not counted.
+The rank moves 12 bytes per parameter, or 4 if its moments are in host memory. On a CPU nothing moves. Caches are not
+counted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The JSON document of measured costs that `rlhf plan --costs` reads.
 
-A figure is {"value": number, "source": "measured" | "learned" | "assumed"}; a profile of layers or of an engine has one
-source. The caller provides the figures that the document leaves out.
-
-Owns the check of untrusted values. Must never guess a figure from another one.
+A figure is {"value": number, "source": "measured" | "learned" | "assumed"}. Owns the check of untrusted values. Must
+never guess a figure from another one.
 """
 
 from __future__ import annotations
@@ -160,8 +158,9 @@ class CostDocument(_CostEntry):
         return replace(assumed, **update, layers=(*others, *stated))
 
     def merged(self, other: CostDocument) -> CostDocument:
-        """Return the figures of two ranks of one group; of a figure or a time that both measured, the faster one
-        counts. Links and the device are those of this document if it has them. An engine of `other` is left out.
+        """Return the figures of two ranks of one group. Where both measured, the faster one counts.
+
+        Links and the device are those of this document if it has them. An engine of `other` is left out.
         """
         update: dict[str, Any] = {}
         for name in (*FIGURES, *LINKS):

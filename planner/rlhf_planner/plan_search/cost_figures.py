@@ -1,7 +1,6 @@
-"""The figures of a cost model: a device, two links, profiles of layers and of an engine, each with its source.
+"""The figures of a cost model, each with its source: a device, two links, profiles of layers and of an engine.
 
-Owns the sources and how they combine: a result is as weak as its weakest figure. Must never hold a figure without a
-source.
+Rule: a result is as weak as its weakest figure.
 """
 
 from __future__ import annotations

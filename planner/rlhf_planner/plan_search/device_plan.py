@@ -1,7 +1,6 @@
 """A plan: groups, placement, layouts and modes of a job, and the manifest that has them.
 
 Owns which fields of a manifest a plan sets.
-Must never set a field that the search did not choose or that does not follow from its choice.
 """
 
 from __future__ import annotations
@@ -114,8 +113,9 @@ def devices_of(spec: RLHFJobSpec, plan: DevicePlan) -> int:
 
 
 def manifest_with(document: Mapping[str, Any], job: RLHFJob, plan: DevicePlan) -> dict[str, Any]:
-    """Return the data of a manifest with a plan's fields, without `spec.devices` and without fields of spec.training
-    that contradict them; the other fields are as written. `job` is the checked job.
+    """Return a manifest's data with a plan's fields, without `spec.devices` and contradicting fields of spec.training.
+
+    `job` is the checked job.
     """
     data = plan.sizes(job.spec).written_into(document)
     data["spec"].pop("devices", None)

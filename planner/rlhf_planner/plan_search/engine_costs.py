@@ -1,9 +1,6 @@
 """Costs of a generation worker by its tensor size, for the simulation of a rollout.
 
-Without a profile it is the roofline of `inter_stage`, and the seconds of a tensor group's sums. A profile of another
-tensor size is scaled by the roofline, batch by batch, without its sums, whose seconds depend on the link alone. In the
-roofline, scoring is done on as many devices as a scoring worker has.
-Pure; must never write a second roofline.
+A profile of another tensor size is scaled by the roofline, without its sums.
 """
 
 from __future__ import annotations

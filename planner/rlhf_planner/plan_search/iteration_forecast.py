@@ -1,10 +1,7 @@
 """Seconds of a whole iteration of a plan, from the forecasts of its two halves.
 
-    Dedicated   rollout + training + publishing; critics may train beside the next decoding (criticOverlap),
-                all training may (overlapTraining, only if the job has it)
-    Colocated   rollout + training + publishing + moves between device and host memory
-
-Pure; must never simulate: callers compute both halves.
+Critics, or all training, may train beside the next decoding on dedicated devices. Colocated roles also move between
+device and host memory.
 """
 
 from __future__ import annotations

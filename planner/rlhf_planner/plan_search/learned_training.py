@@ -1,9 +1,7 @@
 """Learns from a run how long its training takes.
 
 Without profiles of layers: a factor by which its ranks compute longer than the roofline says. With profiles: the
-seconds of an iteration outside of its mini-batches. The first iteration of a plan does not count.
-
-Pure; must never learn from iterations without training metrics, such as those that train critics later.
+seconds of an iteration outside of its mini-batches.
 """
 
 from __future__ import annotations
@@ -28,11 +26,9 @@ def observed_seconds(profiles: Sequence[IterationProfile], first: int = 0) -> li
 def learned_rest(
     profiles: Sequence[IterationProfile], mini_batches: int, after_schedules: float, first: int = 0
 ) -> CostFigure | None:
-    """Return the seconds of an iteration's training that belong to no mini-batch; None for fewer than FEWEST
-    iterations after `first`.
+    """Return the seconds of an iteration's training that belong to no mini-batch, at least 0.
 
-    It is the median of the observed seconds without the schedules of so many mini-batches, less the predicted seconds
-    of sums and optimizer after them; at least 0.
+    None for fewer than FEWEST iterations after `first`.
     """
     found = [profile for profile in profiles if profile.iteration > first and "step_seconds" in profile.training]
     rests = [profile.seconds("Training") - mini_batches * profile.training["step_seconds"] for profile in found]
@@ -44,9 +40,7 @@ def learned_rest(
 def learned_compute(predict: Callable[[float], float], seconds: Sequence[float]) -> CostFigure | None:
     """Return the factor on computing with which the prediction equals the median of the observed seconds.
 
-    `predict` returns the seconds of an iteration's training with a factor, which they are linear in. None for fewer
-    than FEWEST iterations, where computing takes no time, and where communication alone is predicted to take as long as
-    was observed.
+    `predict` is linear in the factor. None for fewer than FEWEST iterations, and where no positive factor fits.
     """
     computed = predict(2.0) - predict(1.0)
     rest = predict(1.0) - computed

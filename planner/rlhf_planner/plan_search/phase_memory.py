@@ -1,9 +1,6 @@
-"""Memory of a plan's devices by phase, with activations.
+"""Memory of a plan's devices by phase, with activations where the shape of a model is known.
 
-`device_memory` counts weights, caches, gradients and moments; `training_memory` counts activations, logits and working
-memory of the longest samples, where the shape of a model is known. Activations count as divided by the tensor and
-context ranks, workspace does not. Pure; must never count a model of unknown shape as one without activations: the phase
-names it.
+Activations count as divided by the tensor and context ranks, workspace does not.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Seconds in which workers get the trained weights.
 
-Every reader fetches each published model once, from all ranks that hold a part of it. The slowest of three limits
-counts: all readers share the links of the holders, one reader has the links of its own devices, and its copy passes
-through host memory.
-Pure; full copies only: encoded differences of weights are not counted.
+Every reader fetches each published model once. Encoded differences of weights are not counted.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Decides whether a job with `spec.devices` changes its plan, after its predictions have stopped to hold.
+"""Decides whether a job with `spec.devices` changes its plan, after its predictions have stopped to hold. Rule: pure.
 
 A plan drifts if each of the last ITERATIONS iterations took longer, or each took shorter, than predicted by more than
-DRIFT_SHARE, or if response lengths have drifted. Then the search predicts the plan in force and the fastest plan with
-the figures of the run. Another plan is worth a restart if it saves GAIN_OVER_COST times the restart's seconds.
-Rule: pure. Fewer than ITERATIONS measured iterations since the last decision decide nothing, so plans do not alternate.
-A plan in force whose generation, scoring or training is predicted from assumed figures is not changed. A stage of the
-other plan that is predicted from assumed figures brings no gain, for example sums over a link that no rank has used.
+DRIFT_SHARE, or if response lengths have drifted. Another plan is worth a restart if it saves GAIN_OVER_COST times the
+restart's seconds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Generation and scoring workers that a number of devices allows, with their forecasts and lower bounds.
 
-Sizes that the job fixes stay. Otherwise a worker's tensor size is the job's, or divides the policy's heads, and its
-batch is the job's, or the largest power of two that its memory leaves room for and samples may fill. Forecasts are
-computed once for each choice.
-Pure; a choice is judged independently of training, and of the number of devices that are searched.
+Rule: pure; a choice is judged independently of training.
 """
 
 from __future__ import annotations
@@ -71,10 +68,9 @@ class RolloutChoices:
         return [0, *counts]
 
     def batch_sizes(self, placement: Placement, generation: int, inference: int, tensor: int) -> Iterator[int]:
-        """Yield the batch sizes that are tried: the job's own if it fits, and the largest power of two that fits and
-        may be filled.
+        """Yield the job's own batch size if it fits, and the largest power of two that fits and may be filled.
 
-        The power exceeds an own size that fits. It is tried if the memory is known and the job does not fix the size.
+        The power is tried if the memory is known and the job does not fix the size.
         """
         own = self._workload.spec.generation.max_batch_size
         fits = self._worker_fits(placement, generation, inference, tensor, own)

@@ -1,9 +1,6 @@
 """Seconds of generation and scoring on given workers, simulated on the workload's draws.
 
-`inter_stage.simulate` does the work. In mode Auto a few thresholds and pools are tried, and the fastest counts if it
-gains MIN_GAIN; in mode Fixed the job's own count.
-
-Pure; all forecasts of a workload use the same draws.
+In mode Auto a few thresholds and pools are tried, and the fastest counts if it gains MIN_GAIN.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Searches the best plans of up to N devices.
+"""Searches the best plans of up to N devices. Rule: pure.
 
-The search computes the best training once per number of ranks, each rollout at most once, and combines them. Beyond
-WORKERS and SCORERS only some counts of workers are considered. Plans may leave devices idle.
-
-Pure; the same inputs give the same plans. `forecasts` must never return a plan that validation refuses.
+Beyond WORKERS and SCORERS only some counts of workers are considered. `forecasts` must never return a plan that
+validation refuses.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Extends the search beyond the devices that it can cover exhaustively: Metropolis tries with a fixed number and seed.
+"""Extends the search beyond the devices that it can cover exhaustively, by Metropolis tries.
 
-A rung starts from the best plan of the rung below and changes workers and placement at random. A slower plan replaces
-the current one with a probability that falls with the loss. The best plan of all rungs counts.
-
-Pure; the number of tries is fixed and no clock is read, so the same seed gives the same plan.
+Rule: pure; the number of tries is fixed and no clock is read, so the same seed gives the same plan.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Chooses the sizes of a job with `spec.devices`: the fastest plan that validation accepts, as a record.
 
-Pure; the same job, models and costs give the same record. Sizes in `spec.devices.fixed` are no part of it.
+Rule: pure. Sizes in `spec.devices.fixed` are no part of it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def choose_sizes(job: RLHFJob, workload: Workload, costs: PlanCosts) -> DevicePl
 
 
 def choose_again(job: RLHFJob, workload: Workload, costs: PlanCosts) -> tuple[DevicePlanRecord, DevicePlanRecord]:
-    """Return (the plan in force, the fastest plan) of a job that asks with the sizes of its plan in force.
+    """Return (the plan in force, the fastest plan) of a job, predicted by the same costs.
 
-    Both are predicted by the same costs. Raises UnplannableError if no plan fits.
+    The sizes of `job` are those of its plan in force. Raises UnplannableError if no plan fits.
     """
     search = size_search(job, workload, costs)
     own, best = record_of(job, search.own), record_of(job, _fastest(job, search))

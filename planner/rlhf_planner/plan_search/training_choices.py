@@ -1,9 +1,6 @@
 """The fastest training of a number of ranks: layout, micro-batch, recomputation and offload that fit a device.
 
-`training_layouts` lists the layouts that validation accepts. The job's own recomputation is tried first; more of it, or
-moments in host memory, only where a layout does not fit otherwise.
-
-Pure; one answer per (placement, ranks), independent of all other groups.
+Rule: pure; independent of all other groups.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Seconds in which one rank computes one layer, the embedding, or the head of a micro-batch: forward and backward.
 
-A profile of the role's part counts where there is one, else the roofline times the factor that a run has shown. The
-roofline of a layer counts 6 operations per active parameter and token (4 with adapters, whose frozen weights have no
-gradient). Causal attention adds 6 per width and squared length. Recomputed activations add one forward pass, a third.
-
-Pure; must never count communication.
+A profile counts where there is one, else the roofline: 6 operations per active parameter and token (4 with adapters),
+and 6 per width and squared length for causal attention. Must never count communication.
 """
 
 from __future__ import annotations

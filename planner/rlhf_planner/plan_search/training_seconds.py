@@ -1,9 +1,7 @@
 """Seconds of training one iteration in a layout, by model and by purpose.
 
 A mini-batch is serial 1F1B: all stages of one micro-batch once, then the slowest stage for each further micro-batch.
-Then ranks sum gradients over copies and step the optimizer. Models train one after another.
-
-Fused schedules are not counted. Pure; must never choose a layout.
+Models train one after another. Fused schedules are not counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The job of a search: its spec, its models, and batches of response lengths that every plan is compared on.
 
-Owns the common random numbers: all plans see the same drawn lengths. Pure; the same seed draws the same lengths. Must
-never depend on the number of devices, so that a plan has one prediction regardless of the rest of a search.
+Rule: pure; all plans see the same drawn lengths. Must never depend on the number of devices.
 """
 
 from __future__ import annotations
@@ -106,8 +105,8 @@ def assumed_lengths(spec: RLHFJobSpec) -> tuple[LengthModel, list[int]]:
 class Workload:
     """One iteration of a resolved job.
 
-    Raises UnplannableError for a job that generates nothing, has no generation workers, or has a policy or a trained
-    model of unknown size.
+    Raises UnplannableError without generation or generation workers, or for a policy or a trained model of unknown
+    size.
     """
 
     spec: RLHFJobSpec

@@ -1,8 +1,7 @@
 """Anneals activation memory under a hard limit on the makespan, by swaps of neighbouring steps.
 
-The walk visits only schedules with a makespan of at most `limit`. Each step stores its head (earliest start) and its
-tail (least time from its start to the end), so each swap is checked against the limit in constant time. Swaps that
-might close a cycle are rejected. The same seed and number of tries give the same result.
+Each step stores its head (earliest start) and its tail (least time from its start to the end), so each swap is checked
+in constant time. The same seed and number of tries give the same result.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ def memory_units(arrays: InstanceArrays) -> MemoryUnits:
 class Walk:
     """One annealing walk over the schedules of an instance within a makespan limit.
 
-    `order` int64 [devices, longest] contains steps. `holds`, of the same shape, is the device's memory after the step
-    at that position, in memory units.
+    `order` int64 [devices, longest] contains steps, `holds` the device's memory after each of them, in memory units.
     """
 
     def __init__(self, timeline: Timeline, limit: float, seed: int) -> None:
@@ -81,10 +79,9 @@ class Walk:
             raise ValueError("the schedule to start from deadlocks")
 
     def run(self, targets: Ints, hot: float, cold: float, tries: int) -> tuple[int, int]:
-        """Try at most `tries` swaps, until no position is above its device's target. Return (positions still above it,
-        tries made).
+        """Try at most `tries` swaps, until no position is above its device's target.
 
-        `targets` int64 [devices] are in memory units. `hot` and `cold` are the first and the last temperature.
+        Return (positions still above it, tries made). `targets` int64 [devices] are in memory units.
         """
         state = (self.links, self.times, self.order, self.length, self.holds)
         return anneal(*state, self.limit, targets, 1.0 / self.units.mean, hot, cold, tries, self.random)
@@ -148,9 +145,8 @@ def _steps_in_order(arrays: InstanceArrays, orders: Ints) -> Ints:
 def fill_state(links: Ints, times: Floats, order: Ints, length: Ints, holds: Ints) -> int:
     """Compute positions, heads, tails and `holds` from the order; return the number of steps reached.
 
-    All steps are reached unless the order deadlocks. The constants above name the columns of `links` int64 [steps, 6]
-    and `times` float64 [steps, 5]. `order` int64 [devices, longest] contains steps, `length` int64 [devices] how many
-    of a row are used. `holds` int64 [devices, longest] is in memory units.
+    All steps are reached unless the order deadlocks. `links` is int64 [steps, 6], `times` float64 [steps, 5]; the
+    constants above name their columns.
     """
     count = len(links)
     waits = np.zeros(count, np.int64)
@@ -224,10 +220,9 @@ def tail_of(links: Ints, times: Floats, order: Ints, length: Ints, n: int) -> fl
 
 @inlined
 def try_swap(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: int, limit: float) -> bool:
-    """Swap step `u` with its right neighbour `v` if no cycle can close and the makespan stays within `limit`. Return
-    whether they were swapped.
+    """Swap step `u` with its right neighbour `v` if no cycle can close and the makespan stays within `limit`.
 
-    Updates the heads and tails of the two steps; `spread` updates the others. Arrays are as in `fill_state`.
+    Return whether they were swapped. `spread` updates the heads and tails of other steps.
     """
     d, i = links[u, DEVICE], links[u, POSITION]
     p, f = links[v, PREVIOUS], links[u, FOLLOWING]
@@ -269,8 +264,7 @@ def try_swap(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: i
 def spread(links: Ints, times: Floats, order: Ints, length: Ints, u: int, v: int, queue: Ints, queued: Ints) -> None:
     """Update the heads after, and the tails before, the swapped steps `v`, `u`.
 
-    `queue` int64 [steps + 1] and `queued` int64 [steps] are scratch memory; `queued` is zero before and after. The
-    other arrays are as in `fill_state`.
+    `queue` int64 [steps + 1] and `queued` int64 [steps] are scratch memory; `queued` is zero before and after.
     """
     room = len(queue)
     for side in (1, -1):
@@ -333,10 +327,8 @@ def anneal(
 ) -> tuple[int, int]:
     """Try `tries` swaps at falling temperature; return (positions above target, tries made).
 
-    Returns early if no position is above its target. The cost is the sum over positions of (excess + STEP_COST)^2,
-    with the excess in micro-batches. `holds` and `targets` (int64 [devices]) are in memory units, `inverse` is
-    micro-batches per memory unit, and `limit` is the maximum makespan. The other arrays are as in `fill_state` and
-    `next_random`.
+    The cost is the sum over positions above their target of (excess + STEP_COST)^2, with the excess in micro-batches.
+    `holds` and `targets` (int64 [devices]) are in memory units, `inverse` is micro-batches per unit.
     """
     count = len(links)
     queue, queued = np.empty(count + 1, np.int64), np.zeros(count, np.int64)

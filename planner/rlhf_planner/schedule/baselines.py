@@ -1,7 +1,6 @@
 """Baseline schedules: serial, back to back, greedy, one micro-batch at a time, interleaved, Chimera.
 
-Each is a plain construction, simulated with the same rules. `run_baselines` returns those that run the instance itself.
-Interleaved 1F1B and Chimera cut or copy models, so they run their own instance.
+Interleaved 1F1B and Chimera cut or copy models, so they run their own instance; `run_baselines` returns the others.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ def keeps_cap(timeline: Timeline) -> bool:
 
 
 def check_cap_possible(instance: Instance) -> None:
-    """Raise InstanceError if no schedule can stay within the cap.
-
-    Between the last forward and the first backward step of a micro-batch, all its stages on a device need activation
-    memory. If they fit, one micro-batch at a time fits.
-    """
+    """Raise InstanceError if no schedule can stay within the cap: one micro-batch must fit on each device."""
     cap = instance.memory_cap
     if cap is None:
         return
@@ -181,12 +176,10 @@ def one_at_a_time(arrays: InstanceArrays) -> Timeline:
 
 
 def interleaved(instance: Instance, chunks: int) -> Timeline | None:
-    """Return interleaved 1F1B, one model after another with a barrier, with every stage cut into `chunks` virtual
+    """Return interleaved 1F1B, one model after another with a barrier, with each stage cut into `chunks` virtual
     stages.
 
-    Returns None unless the number of micro-batches is a multiple of the stages, with at least two stages and two
-    chunks. A micro-batch crosses about `chunks` times as many edges, so transfers cost more. Source: Narayanan et al.
-    2021, section 2.2.
+    Returns None where the construction does not apply. Source: Narayanan et al. 2021, section 2.2.
     """
     if chunks < 2 or any(p.microbatches % p.stages or p.stages < 2 for p in instance.pipelines):
         return None
@@ -236,8 +229,7 @@ def _interleaved_orders(arrays: InstanceArrays, pipeline: int, chunks: int) -> l
 def chimera(instance: Instance) -> Timeline | None:
     """Return Chimera, one model after another: two copies of each, in opposite directions, share its micro-batches.
 
-    Returns None for an odd number of stages or micro-batches. Units of as many micro-batches as stages are joined
-    without a barrier ("direct concatenation"). All weights are stored twice. Source: Li and Hoefler 2021.
+    Returns None for an odd number of stages or micro-batches. Source: Li and Hoefler 2021, with "direct concatenation".
     """
     if any(p.stages % 2 or p.microbatches % 2 for p in instance.pipelines):
         return None
@@ -262,7 +254,7 @@ def chimera(instance: Instance) -> Timeline | None:
 
 
 def _chimera_unit(arrays: InstanceArrays, model: int, unit: int, lists: list[list[int]]) -> None:
-    """Append one unit of both directions, in Chimera's slots, which never collide for an even depth D.
+    """Append one unit of both directions, in Chimera's slots, which do not collide for an even depth D.
 
     Stage s runs forward m in slot s + 2m and backward m in slot 2D - 1 - s + 2m, in both directions.
     """

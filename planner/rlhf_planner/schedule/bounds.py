@@ -1,7 +1,5 @@
-"""Lower bounds on the makespan and the peak of any schedule of an instance.
+"""Lower bounds on the makespan and the peak of any schedule of an instance. Rule: pure.
 
-Pure arithmetic on a layout. In a split layout a weight-gradient step may come last on a device, so the published bound
-counts only the tails of stages without one.
 Sources: RLHFuse (arXiv 2409.13221) for the published terms; the one-machine preemptive relaxation is Jackson's rule
 (Carlier and Pinson 1989).
 """
@@ -44,7 +42,7 @@ def published_bound(arrays: InstanceArrays) -> float:
     """Return the published lower bound on the makespan, also for a split backward.
 
     Terms: the critical path of a pipeline through its slowest stage; and per device the least time before its first
-    step, its work, and the least time after it. The last term is zero where a weight-gradient step can come last.
+    step, its work, and the least time after it.
     """
     first, tail = heads(arrays), backward_tails(arrays)
     work = (np.diff(arrays.base) * arrays.duration).reshape(-1, KINDS).sum(axis=1)
@@ -66,11 +64,10 @@ def makespan_bound(arrays: InstanceArrays) -> float:
 
 
 def peak_bound(arrays: InstanceArrays, makespan: float) -> float:
-    """Return a lower bound on the peak activation of any schedule with this makespan, from windows and from averages.
+    """Return a lower bound on the peak activation of any schedule with this makespan.
 
-    Windows: at any moment a device needs memory for at least the micro-batches whose forward step must have started
-    and whose backward step cannot have ended. Averages: every micro-batch occupies its activation for at least its way
-    through the later stages and back. So the device's mean over the makespan is at least the sum of those.
+    Windows: at any moment a device needs memory for the micro-batches that must have begun and cannot have ended there.
+    Averages: the mean over the makespan is at least the sum of the least residence times.
     """
     head, tail = step_windows(arrays)
     hair = 1e-9 * max(1.0, makespan)  # a step may start the moment another ends, despite rounding of floats
@@ -99,8 +96,7 @@ def step_windows(arrays: InstanceArrays) -> tuple[Floats, Floats]:
     """Return (earliest start, least time from the start to the end of the schedule) of every step, each float64
     [steps].
 
-    On a stage the steps of one operation are first in, first out, so micro-batch m also waits for the m steps before
-    it.
+    Steps of one operation on a stage are first in, first out.
     """
     head, tail = np.zeros(arrays.steps), np.zeros(arrays.steps)
     last_tail = backward_tails(arrays)

@@ -1,10 +1,7 @@
 """Stores solved instances in a directory, so that a later process need not search again.
 
-Owns the reads and writes of this directory; the coordinator and the CLI call it. An entry is one JSON file, named
-after a hash of the instance, the options and the version of the search. It is written under another name and moved, so
-a process that dies leaves no partial entry.
-Rule: an entry that cannot be read, or that the independent checker rejects, is a miss and never an error. A directory
-that cannot be written costs a search next time, but the answer is returned.
+An entry is one JSON file. It is written under another name and moved, so a process that dies leaves no partial entry.
+An unreadable entry, or one that the independent checker rejects, is a miss.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Builds the candidate schedule tables of a training job from measured times, and forecasts their time.
 
-Pure. The search itself is `solve`, or `row_scheduling` for models with different tensor sizes.
+Rule: pure. The search is in `solve`, or in `row_scheduling` for models with different tensor sizes.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def table_of(
 ) -> ScheduleTable:
     """Return the table of an answer in the form of `solution_json` for `instance`.
 
-    Raises ValueError for an answer of another form, such as TableError for a table that cannot be executed.
+    Raises ValueError for an answer of another form; TableError, for a table that cannot be executed, is one.
     """
     devices = devices_from_json(answer)
     split = any(step.kind == "W" for row in devices for step in row)
@@ -184,7 +184,7 @@ def forecast(table: ScheduleTable, costs: Costs, transfers: Transfers) -> tuple[
 def _row_costs(pipelines: Sequence[TablePipeline], costs: Costs, transfers: Transfers) -> tuple[Duration, Transfer]:
     """Return the functions for the seconds of steps and of transfers between rows.
 
-    For rows that are not neighbours the longest transfer between neighbours on the way counts.
+    Between rows that are not neighbours, the longest transfer between neighbours on the way counts.
     """
 
     def duration(kind: StepKind, pipeline: int, stage: int) -> float:

@@ -1,7 +1,6 @@
 """Compiles the inner loops of this package with numba, and caches the machine code on disk if possible.
 
-Rule: a compiled function works on arrays and numbers only. On a read-only file system numba refuses to decorate with a
-cache; compilation then happens in memory, once per process. Without numba the functions run in Python.
+Without a writable cache, a process compiles in memory. Without numba the functions run in Python.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Solves small instances exactly by constraint programming (ortools CP-SAT, one worker).
 
-The model has one interval per step, no overlap on a device, first in first out, precedences along micro-batches, and
-activation as a cumulative resource. Times are integers: exact if the instance has a decimal grid, otherwise rounded up
-on a fine grid. With rounding an "infeasible" proves nothing and is reported as unknown. Effort is CP-SAT's
-deterministic time; `seconds` and GRACE are the wall-clock backstop. Without ortools no instance counts as small enough:
-the search uses list scheduling and annealing, and proves less.
+Times are integers: exact if the instance has a decimal grid, otherwise rounded up. Effort is CP-SAT's deterministic
+time. Without ortools no instance counts as small enough.
 """
 
 from __future__ import annotations
@@ -39,10 +36,9 @@ EXACT_STEPS = 6000 if cp_model else 0  # most steps for the solver
 
 @dataclass(frozen=True, slots=True)
 class SolverAnswer:
-    """Result of the solver.
+    """Result of the solver: a schedule if one was found, and the proven lower bound on the objective.
 
-    `timeline` is the schedule if one was found. `bound` is the proven lower bound on the objective; infinite if
-    infeasibility was proven, which `infeasible` says.
+    `bound` is infinite if infeasibility was proven.
     """
 
     timeline: Timeline | None
@@ -88,7 +84,7 @@ def next_time(arrays: InstanceArrays, makespan: float) -> float:
 class CpSatModel:
     """A CP-SAT model of one instance with makespan at most `horizon`.
 
-    `steps` are the start variables, [steps], in units of the grid; empty if no schedule is possible.
+    `steps` are the start variables, [steps], in units of the grid.
     """
 
     def __init__(self, arrays: InstanceArrays, horizon: float) -> None:
@@ -181,10 +177,9 @@ class CpSatModel:
             self.model.add_hint(variable, int(start))
 
     def solve(self, effort: float, seconds: float, seed: int, dynamic: bool = False) -> SolverAnswer:
-        """Run CP-SAT and return its answer. The bound on the objective is in time units of the instance.
+        """Run CP-SAT and return its answer; the bound is in time units of the instance.
 
-        `effort` is deterministic time and `seconds` the backstop by the clock. `dynamic` adds precedences between the
-        steps of a device during the search.
+        `effort` is deterministic time and `seconds` the backstop by the clock.
         """
         impossible = SolverAnswer(None, float("inf"), infeasible=True) if self.grid.exact else SolverAnswer(None, 0.0)
         if not self.possible:

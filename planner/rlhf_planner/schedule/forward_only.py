@@ -1,9 +1,6 @@
-"""A table of forwards only: a model processes the micro-batches of a mini-batch once without training.
+"""A table of forwards: a model processes the micro-batches of a mini-batch once without training. Rule: pure.
 
-Owns one table. Its stages are where the training table has them, so it runs on the same ranks. It is free of deadlock
-even if every transfer blocks both ranks, for the same reason as `serial`: rows are parts of one global sequence. The
-sequence goes wave by wave: the computations of a wave, then the transfers of their results. Pure: same table, same
-rows.
+Rows are parts of one global sequence, so the table is free of deadlock even if transfers block both ranks.
 """
 
 from rlhf_common.schedule import Action, ScheduleTable

@@ -1,7 +1,6 @@
-"""A table in which one model is frozen: it is not computed, and the others are trained as before.
+"""A table in which one model is frozen: it is not computed, and the others are trained as before. Rule: pure.
 
-Owns one table. The remaining actions of each row stay in order. Stages of different pipelines exchange no data, and
-both ends of a transfer stay or go together, so a table free of deadlock stays free of it. Pure: same table, same rows.
+A table free of deadlock stays free of it, because both ends of a transfer stay or go together.
 """
 
 from rlhf_common.schedule import ScheduleTable

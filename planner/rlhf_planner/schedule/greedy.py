@@ -1,7 +1,6 @@
 """The published greedy schedule: earliest start, never delay the largest model, ties to backward.
 
-Owns one baseline. It ignores the memory cap and never splits a backward step.
-Source: RLHFuse (arXiv 2409.13221), initial solution of its annealing.
+It ignores the memory cap. Source: RLHFuse (arXiv 2409.13221), initial solution of its annealing.
 """
 
 from __future__ import annotations
@@ -58,10 +57,8 @@ def greedy_sequence(  # noqa: C901  one flat loop, compiled
 ) -> Ints:
     """Return the operations in the order in which the greedy algorithm commits them, int64 [steps].
 
-    The arrays are those of `kernel_arguments`: `duration` float64 [operations]; `device`, `microbatches`, `before`,
-    `after` int64 [stages]; `base` int64 [operations + 1]; `lag_before`, `lag_after` float64 [stages]; `weight` bool
-    [stages]. `large` bool [stages] marks the stages of the largest pipeline; `ranked` int64 [stages] is the order of
-    candidates.
+    Arrays are those of `kernel_arguments`. `large` bool [stages] marks the stages of the largest pipeline; `ranked`
+    int64 [stages] is the order of candidates.
     """
     stages = len(device)
     devices = device.max() + 1

@@ -1,9 +1,7 @@
 """The problem that a fused pipeline schedule solves: devices, pipelines, times, activations, one memory cap.
 
-Owns the instance: its fields, their units, its JSON form and its errors. Times may be in any unit as long as all share
-it; so may activations. Decides nothing and reads no file; callers pass data.
-
-Source: RLHFuse (arXiv 2409.13221), intra-stage fusion; the split of the backward step follows zero-bubble pipelines.
+Times share any unit, and so do activations. Source: RLHFuse (arXiv 2409.13221), intra-stage fusion; the split of the
+backward step follows zero-bubble pipelines.
 """
 
 from __future__ import annotations
@@ -29,13 +27,11 @@ class InstanceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class InstancePipeline:
-    """One pipeline of one model: stage s runs on device `stage_devices[s]`; every tuple but `transfer` has one value
-    per stage.
+    """One pipeline of one model. Every tuple but `transfer` has one value per stage.
 
-    `weight_gradient` is the part of `backward` that may be split off and run later (0: that stage cannot be split).
-    `activation` is occupied from the start of a forward step to the end of its backward step (of its weight-gradient
-    step if split). `transfer[e]` is the time between stages e and e + 1 in both directions. It delays the receiver and
-    occupies no device.
+    `weight_gradient` is the part of `backward` that may run later (0: the stage cannot be split). `activation` is
+    occupied from the start of a forward step to the end of its backward step, or weight-gradient step if split.
+    `transfer[e]` is the time between stages e and e + 1.
     """
 
     name: str

@@ -1,9 +1,7 @@
 """List scheduling under a memory cap: the fast constructive half of the search.
 
-An idle device runs, of the steps that can start first, the one of highest priority. A forward step starts only if the
-cap leaves room for it *and* for one micro-batch of every other stage of the device that has none. So the oldest
-unfinished micro-batch of every pipeline can always continue, and no schedule deadlocks or exceeds the cap. This
-requires that one micro-batch of all stages of a device fits together (`fits_together`).
+A forward step starts only if the cap leaves room for it *and* for one micro-batch of every other stage of the device
+that has none. So no schedule deadlocks or exceeds the cap, given `fits_together`.
 """
 
 from __future__ import annotations
@@ -36,10 +34,9 @@ EVALUATION = 1.0e-6  # nominal seconds of one list schedule, per step
 class PriorityRule:
     """Priority of a step: `tail` times the least time from its start to the end, plus a bonus by kind.
 
-    Bonuses are shares of the largest sum of a step's head and tail. `patience` lets a device wait that long (in units
-    of its shortest forward step) for a step of higher priority. Values per pipeline, empty for equal ones: `scale` of
-    the tail, `bonus`, and the number of micro-batches that stage s of S may have in flight, `slope` * (S - s) + `room`
-    * S.
+    Bonuses are shares of the largest sum of a step's head and tail. `patience`, in units of the device's shortest
+    forward step, is the wait for a step of higher priority. Stage s of S may have `slope` * (S - s) + `room` * S
+    micro-batches in flight.
     """
 
     tail: float
@@ -112,7 +109,7 @@ def tuned(
 ) -> tuple[Timeline | None, int]:
     """Return the best list schedule under the cap over random rules, and the number of schedules made.
 
-    The rules are random draws, and steps from the best one. The search stops at a makespan of `enough`.
+    The search stops at a makespan of `enough`. The schedule is None if the cap is too small.
     """
     if not fits_together(arrays, cap):
         return None, 0
@@ -171,12 +168,8 @@ def fill(
 ) -> Floats:
     """Return the start times of all steps, float64 [steps].
 
-    Devices select in order of time; a selection is revised if another step becomes ready for the device.
-
-    The arrays are those of `kernel_arguments`: `duration` float64 [operations]; `device`, `microbatches`, `before`,
-    `after` int64 [stages]; `base` int64 [operations + 1]; `lag_before`, `lag_after` float64 [stages]; `weight` bool
-    [stages]. `activation` float64 [stages]; `priority` float64 [steps]; `patience` float64 [devices], in time units;
-    `limits` int64 [stages], micro-batches in flight; `table` is `operations_by_device`.
+    Arrays are those of `kernel_arguments`, and `activation` float64 [stages], `priority` float64 [steps], `patience`
+    float64 [devices] in time units, `limits` int64 [stages] of micro-batches in flight.
     """
     devices = table.shape[0]
     idle, in_use = np.zeros(devices), np.zeros(devices)

@@ -1,8 +1,7 @@
 """Lowers the peak while the makespan stays within a limit: the second objective of the search.
 
-Uses annealing where enough tries are left for the steps, otherwise list scheduling under lower caps. Small instances
-also get exact answers and proofs. Sets the search's floor, the proven bound on the peak at this limit. The bound over
-all devices is computed last, so that no schedule depends on it.
+Sets the search's floor, the proven bound on the peak. The bound over all devices comes last, so no schedule depends on
+it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The schedules that a training job may choose from, their placement of stages, and the choice of the fastest.
 
-Separate from the search, so that a process that only chooses loads no solver. Pure.
+Rule: pure. Must never import a solver.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ def placed(
 ) -> tuple[Pipeline, ...]:
     """Return one pipeline per model over `ranks` ranks of a block.
 
-    `tensors` gives the number of ranks that split each layer of a model: powers of two that divide `ranks`. A row has
-    as many ranks as the smallest. `alternate` reverses every second pipeline.
+    `tensors` gives the ranks that split a layer of each model: powers of two that divide `ranks`. A row has as many
+    ranks as the smallest.
     """
     row = min(tensors.values())
     pipelines = []

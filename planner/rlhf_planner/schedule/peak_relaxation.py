@@ -1,10 +1,7 @@
 """Computes a lower bound on the peak of any schedule, over all devices, from the duals of a linear program.
 
-For every operation and moment, a variable is the number of its steps that have started, as a fraction. A first-order
-method (PDLP) solves the program inexactly. The bound follows from the dual values by weak duality, so it is valid for
-any values.
-
-Must never influence the search: its last digits may differ between machines, and schedules must not.
+PDLP solves the program inexactly; weak duality makes the bound valid for any dual values. Must never influence the
+search: its last digits may differ between machines.
 """
 
 from __future__ import annotations
@@ -50,8 +47,7 @@ def relaxed_peak_bound(
 ) -> RelaxedBound:
     """Return a lower bound on the peak of any schedule with makespan at most `horizon` and peak at most `most`.
 
-    `nominal` is the effort in seconds of an idle core, and `seconds` the backstop by the clock. The bound is 0 if it is
-    not tried, as with less effort than `least_seconds`.
+    `nominal` is the effort in seconds of an idle core. The bound is 0 if it is not tried.
     """
     unit = _common_unit(arrays)
     if unit is None or seconds <= 0 or nominal < least_seconds(arrays, horizon):

@@ -1,6 +1,6 @@
 """The JSON form of a search result, which `rlhf schedule solve --json` prints and `check` reads.
 
-Owns the form. Numbers are rounded to nine decimals so that a peak of 19.65 is printed as that.
+Numbers are rounded to nine decimals.
 """
 
 from __future__ import annotations

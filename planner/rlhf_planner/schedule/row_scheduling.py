@@ -1,10 +1,7 @@
-"""Builds fused tables by list scheduling for models whose stages span different numbers of rows.
+"""Builds fused tables by list scheduling for models whose stages span different numbers of rows. Rule: pure.
 
-The next step is always the one that can start first. A stage starts a forward only while it has fewer micro-batches
-than 1F1B would, plus `spare`. Several values of `spare` are tried, and the shortest table within the memory wins.
-
-Orders are parts of one sequence in which each step has its input, so tables are free of deadlock for the same reason as
-in `tables`. Pure.
+The step that can start first is next. A stage starts a forward only while it has fewer micro-batches than 1F1B would,
+plus `spare`. Tables are free of deadlock for the same reason as in `tables`.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +31,7 @@ def row_table(
 ) -> ScheduleTable:
     """Return the table of the shortest schedule found, checked.
 
-    `activation` of (pipeline, stage) is the memory that a rank needs for a micro-batch. Raises ValueError if no
-    schedule found stays within `room`, and TableError for an invalid table.
+    Raises ValueError if no schedule found stays within `room`, and TableError for an invalid table.
     """
     stages = sum(len(pipeline.stage_ranks) for pipeline in pipelines)
     looks = 3 * stages * sum(len(pipeline.stage_ranks) * pipeline.microbatches for pipeline in pipelines)
@@ -67,8 +63,7 @@ def list_schedule(
 ) -> list[Order]:
     """Return the computations of each row, in order.
 
-    `split` makes weight gradients separate steps. `first` lists pipelines by priority among steps of a kind that can
-    start together.
+    `split` makes weight gradients separate steps. `first` lists pipelines by priority among steps of a kind.
     """
     rows = max(rank + pipeline.width for pipeline in pipelines for rank in pipeline.stage_ranks)
     orders: list[Order] = [[] for _ in range(rows)]

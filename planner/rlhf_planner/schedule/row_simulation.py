@@ -1,7 +1,6 @@
-"""Simulates rows whose stages may span several rows: when each step starts and ends.
+"""Simulates rows whose stages may span several rows: when each step starts and ends. Rule: pure.
 
-`simulate` does the same for devices with whole stages, fast enough for a search. A step starts when every row of its
-stage has reached it and its input is available. Rows stay in order. Pure.
+A step starts when every row of its stage has reached it and its input is available.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -66,9 +65,9 @@ def input_came(
     found: Mapping[RowStep, tuple[float, float]],
     transfer: Transfer,
 ) -> float | None:
-    """Return when a step's input is on its rows; None if it has not been made.
+    """Return when a step's input is on its rows; None if it has not been made, 0 if no other stage makes it.
 
-    `found` maps steps to (start, end). The result is 0 where no other stage makes the input.
+    `found` maps steps to (start, end).
     """
     kind, pipeline, stage, microbatch = step
     places = pipelines[pipeline].stage_ranks

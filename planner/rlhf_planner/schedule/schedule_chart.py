@@ -1,7 +1,6 @@
-"""Draws a schedule as text for a terminal or a log: devices down, time across, one letter per cell.
+"""Draws a schedule as text: devices down, time across, one letter per cell.
 
-Forward steps are capitals, backward steps small letters, weight-gradient steps an apostrophe. Pipeline 0 is A,
-pipeline 1 is B, and so on. A dot is idle time.
+Forward steps are capitals, backward steps small letters, weight-gradient steps an apostrophe.
 """
 
 from __future__ import annotations

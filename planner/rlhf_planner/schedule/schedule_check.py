@@ -1,7 +1,6 @@
 """The independent checker: verifies that start times are a valid schedule of an instance, or names the broken rule.
 
-It states the rules a second time, from the instance and plain step records, and shares no code with the simulator or
-the search. Pure Python.
+Rule: states the rules a second time. Must never share code with the simulator or the search.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Draws a schedule: devices down, time across, activation memory below; SVG or PNG as bytes.
 
-Hues distinguish the models; shades distinguish forward, backward and weight gradient. Idle time is light grey.
-matplotlib is imported on the first call.
+Hues distinguish the models, shades the kinds of steps. matplotlib is imported on the first call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """State of one search: its options, its budget, the best schedule so far, and the proven bounds.
 
-Owns the budget. It is counted in effort (tries, deterministic solver time) at a nominal rate. The clock ends the search
-after PATIENCE times the budget. Does not decide where to search.
+The budget is counted in effort (tries, deterministic solver time) at a nominal rate.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""The serial baseline as an executable table: 1F1B of the first pipeline, then of the next.
+"""The serial baseline as an executable table: 1F1B of the first pipeline, then of the next. Rule: pure.
 
-Owns one table. Rule: all events form one global sequence, in which a transfer is a single event of two ranks. Each row
-is the part of the sequence that names its rank. The first event that is not done is then the next one of every row that
-contains it. So the table is free of deadlock even if every transfer blocks both ranks.
-
-Pure: same pipelines, same table.
+Rows are parts of one global sequence, so the table is free of deadlock even if transfers block both ranks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,10 +42,7 @@ def serial_table(pipelines: Sequence[Pipeline]) -> ScheduleTable:
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[Kind, int]]:
-    """Return the (kind, micro-batch) pairs of one stage in 1F1B order.
-
-    Warm-up forwards come first, then one forward and one backward alternately, then the remaining backwards.
-    """
+    """Return the (kind, micro-batch) pairs of one stage in 1F1B order."""
     warm_up = min(stages - 1 - stage, microbatches)
     order: list[tuple[Kind, int]] = [("F", m) for m in range(warm_up)]
     for m in range(microbatches - warm_up):

@@ -1,16 +1,14 @@
 """Exact event simulation of a schedule: start times, deadlock, activation peaks.
 
-A schedule is an ordered list of operations per device. An operation is the number 3 * k + kind: k counts the stages of
-all pipelines in order, and kind is FORWARD, BACKWARD (the input-gradient step if split) or WEIGHT. Lists omit the
-micro-batch, because micro-batches of one operation run first in, first out.
+A schedule is an ordered list of operations per device. Operation 3 * k + kind belongs to stage k over all pipelines;
+kind is FORWARD, BACKWARD (the input-gradient step if split) or WEIGHT. Micro-batches of one operation run first in,
+first out.
 
-Rules, from RLHFuse (arXiv 2409.13221) and extended:
-  start = max(end of the same micro-batch's previous step + transfer of that edge, time the device is idle);
-  a backward step follows its forward step, a weight-gradient step follows its input-gradient step, on the same device;
-  activation is allocated at the start of a forward step, freed at the end of the backward (weight-gradient if split)
-  step.
+Rules, extended from RLHFuse (arXiv 2409.13221): start = max(end of the same micro-batch's previous step + transfer of
+that edge, time the device is idle); activation is allocated at the start of a forward step and freed at the end of the
+backward (weight-gradient if split) step.
 
-The checker in schedule_check.py states the same rules a second time, on purpose, and shares no code with this file.
+Must never share code with the checker, `schedule_check`.
 """
 
 from __future__ import annotations
@@ -150,8 +148,8 @@ class Timeline:
 def simulate(arrays: InstanceArrays, orders: Ints) -> Timeline:
     """Return the simulated schedule of `orders`.
 
-    Raises DeadlockError if devices wait for one another or steps are missing, and ValueError if a device's list has an
-    operation too often.
+    Raises DeadlockError if devices wait for one another or steps are missing, and ValueError for an operation that
+    occurs too often or on another device.
     """
     start = np.zeros(arrays.steps)
     makespan, done = run_orders(orders, *kernel_arguments(arrays), start)
@@ -223,10 +221,6 @@ def run_orders(
     """Set `start` (float64 [steps]) and return (makespan, steps run).
 
     Steps run is -(device + 1) if a device has an operation too often, or one of another device.
-
-    `orders` is as in `Timeline`. The arrays are those of `kernel_arguments`: `duration` float64 [operations];
-    `device`, `microbatches`, `before`, `after` int64 [stages]; `base` int64 [operations + 1]; `lag_before`,
-    `lag_after` float64 [stages]; `weight` bool [stages].
     """
     devices, longest = orders.shape
     at = np.zeros(devices, np.int64)
@@ -272,8 +266,7 @@ def run_orders(
 def activation_peaks(orders: Ints, activation: Floats, weight: Bools) -> Floats:
     """Return the peak activation of every device, float64 [devices].
 
-    It follows from `orders`, because a device runs one step at a time. `activation` is float64 [stages], `weight` bool
-    [stages].
+    `activation` is float64 [stages], `weight` bool [stages].
     """
     devices, longest = orders.shape
     peaks = np.zeros(devices)

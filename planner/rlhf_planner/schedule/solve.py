@@ -1,10 +1,7 @@
 """The search: shortest makespan, then least peak activation, then least sum of peaks; never above the memory cap.
 
-Parts, in order: baselines, list scheduling, constraint programming for small instances, and annealing of memory within
-a makespan. Large instances use tuned list scheduling instead of annealing.
-
-Effort is counted in tries and in deterministic solver time, at a nominal rate for `seconds`. The clock ends parts of
-the search only at PATIENCE times `seconds`, and the answer reports that.
+Effort is counted in tries and deterministic solver time, at a nominal rate for `seconds`. The clock ends parts of the
+search at PATIENCE times `seconds`.
 """
 
 from __future__ import annotations
@@ -42,10 +39,9 @@ Objective = Literal["makespan", "peak"]
 class Solution:
     """A valid schedule and its proven bounds.
 
-    `lower_bound` is on the makespan of any schedule, `peak_bound` on the peak of any schedule within this makespan plus
-    the allowed slack. `makespan_seconds` is when the makespan was found; 0 for that of a baseline. `cut_short` names
-    what more budget might still lower, the makespan before the peak; None for nothing. `by_clock` is whether the clock
-    ended a part of the search before its effort, so that a faster machine may find another schedule.
+    `lower_bound` is on the makespan, `peak_bound` on the peak within this makespan plus the allowed slack.
+    `makespan_seconds` is when the makespan was found; 0 for that of a baseline. `cut_short` names what more budget
+    might still lower. `by_clock`: a faster machine may find another schedule.
     """
 
     timeline: Timeline
@@ -72,7 +68,7 @@ class Solution:
 def solve(instance: Instance, options: SearchOptions, clock: Callable[[], float]) -> Solution:
     """Return the best schedule found within the budget; without slack it is never worse than the best baseline.
 
-    `clock` returns seconds, such as time.monotonic. Raises InstanceError if no schedule can stay within the cap.
+    `clock` returns seconds. Raises InstanceError if no schedule can stay within the cap.
     """
     began = clock()
     check_cap_possible(instance)
@@ -109,11 +105,9 @@ def _makespan_cut(search: Search) -> bool:
 
 
 def _fastest(search: Search) -> Timeline:
-    """Return the shortest schedule found, without regard to memory, in the search's layout; raise the bound if
-    possible.
+    """Return the shortest schedule found, without regard to memory; raise the search's bound if possible.
 
-    Above EXACT_STEPS no solver runs. While the makespan is above the bound, each round gives the solver twice the
-    effort. This ends when the bound is met, only the reserved share is left, or after _ROUNDS rounds.
+    Above EXACT_STEPS no solver runs.
     """
     fast = listed(search.arrays, None)[0]
     if search.arrays.steps > EXACT_STEPS:

@@ -1,8 +1,4 @@
-"""Checks executable tables: that ranks which follow their rows finish, even if every transfer blocks both sides.
-
-It replays the rows. A computation runs when all ranks of its stage have reached it and its input is available, a
-transfer when both sides have reached it. Knows orders, but no times and no activation sizes.
-"""
+"""Checks by replay that ranks which follow an executable table finish, even if every transfer blocks both sides."""
 
 from __future__ import annotations
 

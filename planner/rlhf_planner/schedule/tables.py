@@ -1,9 +1,7 @@
 """Converts a simulated schedule to the table that training ranks execute, and to plain steps for people and checkers.
 
-One device is one rank of a data-parallel block. A table has every computation of a rank in order and the transfers
-between ranks. It is free of deadlock even if every transfer blocks both sides. All steps and transfers are in one
-total order, a transfer as one event at the end of the step that makes its data, and a rank's row is its part of that
-order. So two ranks never wait for each other in a circle, and the k-th send between two ranks meets the k-th receive.
+Steps and transfers are in one total order, a transfer as one event, and a row is its rank's part. So the table is free
+of deadlock even if every transfer blocks both sides, and the k-th send between two ranks meets the k-th receive.
 """
 
 from __future__ import annotations
@@ -55,10 +53,10 @@ def _kind(arrays: InstanceArrays, operation: int) -> StepKind:
 
 
 def schedule_table(timeline: Timeline, method: str, models: tuple[str, ...] | None = None) -> ScheduleTable:
-    """Return the table of a schedule. `models` names the model role of every pipeline; by default actor for the first,
-    critic for the others.
+    """Return the table of a schedule.
 
-    Pipelines may visit a rank twice (interleaved stages): passing data within a rank needs no transfer.
+    `models` names the model role of every pipeline; by default actor for the first, critic for the others. Passing data
+    within a rank needs no transfer.
     """
     arrays = timeline.arrays
     instance = arrays.instance

@@ -1,9 +1,6 @@
 """Learns how often drafts are right: counts by drafter, match and position, and the survival of a drafted token.
 
-Rule: stores counts of judged and of accepted tokens, never a ratio only. A cell with few counts resembles the rest of
-its match, a match the rest of its drafter. An unknown drafter is assumed to be right half of the time. Counts of a cell
-are never used twice. Counts are damped to a window, so old ones fade; `aged` reduces them. Pure and immutable: an
-observation returns a new value.
+Counts are damped to a window, so old ones fade. Rule: immutable.
 """
 
 from dataclasses import dataclass, replace
@@ -95,7 +92,7 @@ def tokens_of(cells: Ints, lengths: Ints, shape: tuple[int, ...]) -> Floats:
     """Return the number of drafts [n] that have a token in each cell, float64 of `shape` [drafters, matches,
     positions].
 
-    `cells` is drafter x matches + match of each draft; `lengths` is its number of tokens.
+    `cells` is drafter x matches + match of each draft, `lengths` its tokens.
     """
     positions = shape[-1]
     ends = cells * (positions + 1) + np.minimum(lengths, positions)

@@ -1,8 +1,6 @@
-"""Assumes the gain of drafts for a job without any drafting run: an assumed acceptance over the costs of passes.
+"""Assumes the gain of drafts for a job without any drafting run, from an assumed acceptance and the costs of passes.
 
-Rule: at each power of two of the batch size, the draft length with the most expected tokens per second is used,
-possibly zero. If drafts are always made, it is the longest length. A pass costs as much as a plain step over as many
-rows; drafting is free.
+A pass costs as much as a plain step over as many rows; drafting is free.
 """
 
 from __future__ import annotations

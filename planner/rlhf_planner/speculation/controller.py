@@ -1,14 +1,8 @@
-"""Decides how many tokens to draft in every step as the load changes, and learns from the results.
+"""Decides how many tokens to draft in every step as the load changes, and learns from the results. Rule: pure.
 
-The law: let j be the number of drafted tokens in a pass over R samples. The controller takes the j with the most
-expected tokens per second,
-
-    (R + survival of the best j slots) / (drafting + pass over R + j rows),
-
-and j = 0 is a plain step. The same law decides whether to ask drafters at all. Alternatives are probed now and then, on
-a credit of PROBE_SHARE of the time.
-
-Rule: pure. A state and numbers in, a choice or a new state out; no clock, no randomness, no engine.
+In a pass over R samples the controller drafts the j tokens with the most expected tokens per second, (R + survival of
+the best j slots) / (drafting + pass over R + j rows); j = 0 is a plain step. It probes alternatives on a credit of
+PROBE_SHARE of the time.
 """
 
 from dataclasses import dataclass, replace
@@ -130,8 +124,7 @@ class DraftController:
     """Everything that was learned, and the progress of probes.
 
     `supply` float64 [sets, drafters, matches, positions] is the running mean of a request's slots for each set of
-    drafters (each alone, then all together). `supply_seen` [sets] is the weight of that mean in requests: 1 for the
-    first guess, and at most SUPPLY_WINDOW when the next requests are added.
+    drafters, `supply_seen` [sets] its weight in requests.
     """
 
     longest: int
@@ -156,7 +149,7 @@ class DraftController:
     def new(cls, drafters: int, matches: int, longest: int, widths: Ints) -> "DraftController":
         """Return a controller without observations. It assumes that drafts are free and right half of the time.
 
-        `longest` is tokens per draft. `widths` int64 [rows + 1] is the width of a pass by number of rows.
+        `longest` is tokens per draft, `widths` int64 [rows + 1] the width of a pass by number of rows.
         """
         sets = drafters + (drafters > 1)
         supply = np.zeros((sets, drafters, matches, longest))

@@ -1,9 +1,7 @@
 """Chooses how many drafted tokens to verify per sample: the (sample, position) slots with the highest survival that
 pay.
 
-Rule: slots of all samples are sorted by survival, the probability that a token and all before it are accepted. The best
-j slots are taken, where j has the most expected tokens per second; 0 is always a candidate. Survival falls along a
-draft, so the selection is a prefix of each draft. Pure.
+Survival is the probability that a token and all before it are accepted. Rule: pure.
 """
 
 from typing import NamedTuple
@@ -27,10 +25,10 @@ class Best(NamedTuple):
 
 
 def best_slots(rows: int, survival: Floats, seconds: Floats, drafting: float, plain: float) -> Best:
-    """Return the best j of 0 .. n slots with survival [n], non-increasing.
+    """Return the best j of 0 .. n slots with survival [n], non-increasing; the smallest on a tie.
 
-    `seconds` [n + 1 or more] is a pass with 0, 1, ... drafted rows; `drafting` is added for any j above 0. `plain` is
-    the time of a step without drafts. Ties go to the smallest j.
+    `seconds` [n + 1 or more] is a pass with 0, 1, ... drafted rows, `plain` a step without drafts. `drafting` is added
+    for j above 0.
     """
     if not len(survival):
         return Best(0, float(rows), plain)
@@ -45,7 +43,7 @@ def best_slots(rows: int, survival: Floats, seconds: Floats, drafting: float, pl
 def best_of_supply(rows: int, survival: Floats, supply: Floats, seconds: Floats, drafting: float) -> Best:
     """Return the best number of slots for expected drafts: `supply` slots, on average, of each survival.
 
-    Both arrays have the same shape. Tries whole numbers of slots and the corners of the supply curve.
+    Both arrays have the same shape.
     """
     counts, gained = supply_curve(survival, supply)
     most = min(counts[-1], len(seconds) - 1.0)
@@ -71,9 +69,9 @@ def supply_curve(survival: Floats, supply: Floats) -> tuple[Floats, Floats]:
 
 
 def lengths_of(survival: Floats, offered: Ints, slots: int) -> Ints:
-    """Return int64 [n]: the number of tokens to take from each draft, `slots` in total, or all that are offered.
+    """Return int64 [n]: the tokens to take from each draft, `slots` in total, or all that are offered.
 
-    `survival` [n, positions] is that of each draft's tokens, `offered` [n] their number.
+    `survival` is [n, positions]; `offered` [n] counts each draft's tokens.
     """
     if slots <= 0 or not len(offered):
         return np.zeros(len(offered), np.int64)

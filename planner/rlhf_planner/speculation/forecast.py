@@ -1,8 +1,7 @@
 """Expected effect of speculation by batch size: tokens per step, and seconds of such a step.
 
-Rule: a value that comes from observations or from a controller, for code that predicts decoding. It is linear in the
-logarithm of the batch between points, and flat beyond them. If zero drafts are a candidate, no batch is expected to be
-slower than plain steps. Without points nothing is drafted. Must never change the cost of a plain step.
+It is linear in the logarithm of the batch between points, and flat beyond them. Must never change the cost of a plain
+step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The job's learned statistics of drafts, stored with the job and sent to new workers: counts, and means of passes.
 
-Rule: a value of plain numbers that combines the steps of all workers with any drafters. Drafters are
-identified by name, passes by classes of samples and drafted tokens. Size is bounded: counts of a cell are damped to a
-window, and cells are limited by drafters, matches, positions and classes. Reading raises ValueError for invalid data.
-Must never decide how far to draft.
+Reading raises ValueError for invalid data.
 """
 
 import math

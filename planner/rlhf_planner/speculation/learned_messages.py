@@ -1,7 +1,4 @@
-"""Converts learned statistics of drafts to protobuf messages and back, for the coordinator and workers.
-
-Rule: plain conversion; `LearnedDrafts` validates the values.
-"""
+"""Converts learned statistics of drafts to protobuf messages and back. `LearnedDrafts` validates the values."""
 
 from rlhf_common import control_pb2 as pb
 from rlhf_planner.speculation.learned_drafts import Cell, Counted, LearnedDrafts, MeanPass

@@ -1,10 +1,7 @@
 """Measures the effect of speculation in an iteration, as the forecast for the next one.
 
-Rule: intervals of steps are grouped by samples per step, one group for each power of two, at the mean of its samples.
-They are compared with plain steps over as many samples and keys, at the learned cost of plain steps. An interval counts
-as a whole: steps without possible drafts, and fruitless drafting, are part of the effect. Earlier values of a batch
-size have the same weight as new ones. Where nothing was verified the gain is zero. Short intervals are ignored unless
-their steps are slow (`observed_steps.tells`). Must never read a clock.
+Intervals of steps are grouped by samples per step, one group for each power of two. They are compared with plain steps
+over as many samples and keys, at the learned cost. Must never read a clock.
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ def observed_forecast(
     """Return the forecast after an iteration of these intervals.
 
     `plain_seconds` returns the seconds of a plain step by samples and keys. Batch sizes without intervals keep their
-    points. Without points and verified drafts nothing is drafted.
+    points.
     """
     sums: dict[int, _Sums] = {}
     for stretch in stretches:

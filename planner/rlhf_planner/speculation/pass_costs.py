@@ -1,8 +1,7 @@
-"""Learns the time of passes and of drafting from the steps.
+"""Learns the time of passes and of drafting from the steps, in seconds. Rule: immutable.
 
-Rule: the time of a pass is piecewise linear in its width, with knots, plus a cost per key, plus a cost of verifying
-drafts. With padded shapes the width is that of the padded pass. Unknown costs are assumed to be low, so that they are
-tried. The cost never falls with width. Pure and immutable; all times are in seconds.
+A pass costs a piecewise linear time by width, plus a cost per key and a cost of verifying drafts. Unknown costs are
+assumed to be low, so that they are tried.
 """
 
 from dataclasses import dataclass

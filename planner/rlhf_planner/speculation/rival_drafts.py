@@ -1,9 +1,4 @@
-"""Learns whose draft to follow if several drafters have one, from their drafts for the same places.
-
-Rule: drafts for one place are compared by the number of right tokens, including drafts that were not followed, by both
-matches. With few observed places the expectation of each draft decides. Counts of a pair are damped to a window. Pure
-and immutable. Must never decide how far to follow a draft.
-"""
+"""Learns whose draft to follow if several drafters have one, from their drafts for the same places. Rule: immutable."""
 
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -21,9 +16,8 @@ PRIOR_PLACES: Final = 4.0
 
 
 class PairwiseCounts(NamedTuple):
-    """Pairs of drafts for the same places, int64 [n] each: their drafters, their matches, and the lead of the first.
-
-    The lead is a number of right tokens, as far as it is known.
+    """Pairs of drafts for the same places, int64 [n] each: drafters, matches, and the known lead of the first in right
+    tokens.
     """
 
     first: Ints
@@ -37,7 +31,7 @@ class PairwiseCounts(NamedTuple):
 class RivalDrafts:
     """Sums float64 [drafters, drafters, matches, matches] by pair of drafters and matches.
 
-    One sum is the tokens by which the first drafter was ahead, the other the number of places.
+    `ahead` is the tokens by which the first drafter was ahead, `places` the number of places.
     """
 
     ahead: Floats
@@ -67,8 +61,7 @@ class RivalDrafts:
     def winner(self, drafters: Ints, matches: Ints, lengths: Ints, expected: Floats) -> Ints:
         """Return int64 [n]: which of k drafts to follow for each of n requests.
 
-        `drafters` [k] are their drafters, `matches` and `lengths` [k, n] their matches and numbers of tokens.
-        `expected` [k, n] is the number of tokens expected to be right, from each draft separately.
+        `drafters` are [k]; `matches`, `lengths` in tokens and `expected` right tokens are [k, n].
         """
         place = np.arange(lengths.shape[1])
         winner = np.zeros(lengths.shape[1], np.int64)

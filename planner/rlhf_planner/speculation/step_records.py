@@ -1,8 +1,6 @@
 """Measured results of steps by batch size and budget, as a check on predictions from the learned costs.
 
-Rule: damped sums of tokens and seconds, so that every rate is a measured one. They give the regret of a step: its time
-beyond that of the best recorded alternative. They also give the error of predictions for steps with and without
-drafts, which corrects the choice between the two. Pure and immutable.
+They give the regret of a step, its time beyond that of the best recorded alternative. Rule: immutable.
 """
 
 import math

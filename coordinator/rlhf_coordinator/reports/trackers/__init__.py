@@ -1,5 +1,4 @@
 """The trackers of a run's metrics, spans and events; `registry.TRACKERS` lists those with output in the run folder.
 
-To add one, write a module with a class that follows `tracker.Tracker`, and add its line to the registry.
-tests/unit/coordinator/reports/test_tracker_contract.py checks the entries against the contract.
+To add one, write a class that follows `tracker.Tracker`, and add it to the registry.
 """

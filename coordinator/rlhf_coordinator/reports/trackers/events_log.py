@@ -1,6 +1,6 @@
 """events.jsonl: events besides iterations, for example lost workers and checkpoints, one JSON object per line.
 
-Rule: each line is appended and flushed at once; a restart continues at the end.
+Each line is appended and flushed at once; a restart continues at the end.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""facts.jsonl: the time profile of the last iterations, one JSON object per line, for `rlhf explain`.
+"""facts.jsonl: the time profile of the last iterations, at most KEPT, one JSON object per line, for `rlhf explain`.
 
-Rule: the file is replaced as a whole, with at most KEPT iterations. `read_facts` skips invalid lines.
+The file is replaced as a whole.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """sample-histories.jsonl: the sample histories of iterations, one JSON object per iteration (`rlhf view`).
 
-Rule: lines are appended. A repeated iteration has several lines. A torn last line gets a line break. Past MAX_BYTES the
-file is renamed to sample-histories-previous.jsonl, whose previous content is lost.
+Past MAX_BYTES the file is renamed to sample-histories-previous.jsonl.
 """
 
 import os

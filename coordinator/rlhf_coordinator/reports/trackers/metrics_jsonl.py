@@ -1,7 +1,7 @@
-"""metrics.jsonl: one JSON object per iteration, each once and in order, and finally the last version's evaluation.
+"""metrics.jsonl: one JSON object per iteration, and finally the last version's evaluation.
 
-Rule: each line is appended and flushed at once. A new process drops torn lines, and lines of iterations that will be
-repeated. Numbers that JSON lacks (NaN, infinity) become null.
+A line is appended and flushed at once. A new process drops torn lines, and lines of iterations that will be repeated.
+NaN and infinity become null.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Traces of a run for OpenTelemetry: the phases of each iteration, and the histories of some of its samples.
 
-Rule: a thread sends the spans (`rlhf_common.tracing.export`). Ids derive from a random name in the run folder. The
-choice of traced samples depends on their ids and the share.
+Ids derive from a random name in the run folder.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""All trackers of one run, and the handling of their failures.
+"""The trackers of one run, and the handling of their failures.
 
-Rule: if a required tracker cannot record an iteration or an evaluation, a JobError (exit code 23) is raised. After any
-other OSError the tracker is given up. At the end of the run, errors are only logged.
+If a required tracker cannot record an iteration or an evaluation, a JobError (exit code 23) is raised. After another
+OSError the tracker is given up.
 """
 
 import logging
@@ -147,11 +147,10 @@ def open_trackers(
     services: Mapping[str, Settings] | None = None,
     traces: OpenTelemetryTraces | None = None,
 ) -> RunTrackers:
-    """Open every registered tracker of a run folder, and the services by kind; `traces` is already open.
+    """Open the registered trackers of a run folder, and the services by kind; `traces` is already open.
 
-    `next_iteration` is the first iteration to record; a tracker may drop stored data from it on. Raises JobError when a
-    required tracker cannot be opened (exit code 23), or when the library of a service is missing. Others that cannot be
-    opened are left out, with a warning; such services are in `lost`.
+    Raises JobError when a required tracker cannot be opened (exit code 23), or when the library of a service is
+    missing.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     trackers: dict[str, Tracker] = {}

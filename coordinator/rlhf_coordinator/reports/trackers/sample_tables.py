@@ -1,7 +1,7 @@
 """samples/: one JSONL file of sample rows for every iteration that has a table.
 
-Rule: a file is written under a temporary name and renamed. A repeated iteration replaces its file. Past MAX_BYTES in
-total, the tables of the oldest iterations are removed, but not the newest one.
+A file is written under a temporary name and renamed. Past MAX_BYTES in total, the tables of the oldest iterations are
+removed.
 """
 
 from collections.abc import Sequence

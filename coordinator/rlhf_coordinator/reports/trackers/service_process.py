@@ -1,8 +1,7 @@
 """The process that runs the library of a service: `python -m ...service_process wandb|mlflow`.
 
-It reads one JSON object per line: the settings, then iterations and evaluations, and finally the outcome of the job. It
-answers each line with `ok`, or with one line about the error, which ends it. The next process continues the run, with
-the id in `<kind>.json`, after the last iteration named there.
+It reads JSON lines: the settings, then iterations and evaluations, and finally the outcome of the job. It answers each
+with `ok`, or with one line about the error, which ends it.
 """
 
 import importlib

@@ -1,8 +1,7 @@
 """A tracker that is a service, in a separate process, so that its library cannot end the coordinator.
 
-Rule: data goes into a bounded queue. A thread passes it to the process, one message at a time, and waits for each
-answer. If the process died, reported an error, has not answered for ANSWER_SECONDS, or the queue is full, the next
-record raises OSError.
+A thread passes data on from a bounded queue. After an error of the process or a full queue, the next record raises
+OSError.
 """
 
 import contextlib

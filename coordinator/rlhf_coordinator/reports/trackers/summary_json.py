@@ -1,6 +1,6 @@
 """summary.json: the numbers of a run, written when its job ends.
 
-Rule: the file is replaced as a whole. Values that the coordinator knows override those of the metric lines.
+Values that the coordinator knows override those of the metric lines.
 """
 
 import json
@@ -32,11 +32,7 @@ class SummaryJson(Tracker):
 
 
 def summarise(lines: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of the metric lines, overridden by the coordinator's own values (`overrides`).
-
-    `lines` have `iteration`, `time_ns` and metrics by name; `reward` may be null (NaN) or absent. Overrides of None are
-    ignored.
-    """
+    """Return the numbers of the metric lines, overridden by `overrides` that are not None."""
     lines = [line for line in lines if not is_evaluation(line)]
     rewards = [reward for line in lines if (reward := finite_number(line.get("reward"))) is not None]
     part = max(1, len(rewards) // TENTH)

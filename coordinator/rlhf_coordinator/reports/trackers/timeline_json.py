@@ -1,8 +1,7 @@
-"""timeline.json: the work of every worker over time, as Chrome trace events (chrome://tracing, ui.perfetto.dev).
+"""timeline.json: the work of workers over time, as Chrome trace events (chrome://tracing, ui.perfetto.dev).
 
-The file has the array form of the format, with one event per line; the closing bracket is missing until the run ends.
-Groups are processes of the trace and workers their threads.
-Rule: events are appended. Past MAX_BYTES the file is renamed to timeline-previous.json, whose previous content is lost.
+The file is a JSON array, one event per line, without its closing bracket until the run ends. Past MAX_BYTES the file is
+renamed to timeline-previous.json.
 """
 
 import json

@@ -1,7 +1,6 @@
 """The interface of a tracker, a destination for the metrics, spans and events of a run.
 
-Rule: a tracker must be quick, because the coordinator's loop waits for it. It belongs to one process: a restart opens
-it again with the first iteration that this process will record. It raises an OSError when it cannot write.
+A tracker must be quick, because the coordinator's loop waits for it. It raises an OSError when it cannot write.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,7 @@ class Tracker:
     def evaluation(self, version: int, time_ns: int, metrics: Mapping[str, float]) -> None:
         """Record the evaluation of the job's last version, with which no iteration begins.
 
-        It may be repeated after a restart. All other evaluations are among the metrics of the iteration of their
-        version.
+        It may be repeated after a restart.
         """
 
     def span(self, span: pb.Span) -> None:

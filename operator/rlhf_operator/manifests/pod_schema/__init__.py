@@ -1,7 +1,4 @@
-"""The API server's schema of pod templates (`schema.json`) and its check, for use without a cluster.
-
-The schema is generated from an API server's OpenAPI (`generate`).
-"""
+"""The API server's schema of pod templates (`schema.json`) and its check, for use without a cluster."""
 
 from rlhf_operator.manifests.pod_schema.check import KUBERNETES, problems_of
 

@@ -1,7 +1,6 @@
 """Checks a pod template against the API server's schema: unknown or missing fields, wrong types and enum values.
 
-Rule: any JSON that is not nested too deeply gives a list of problems, each with its path in the manifest. A wrong type
-is an error. Fields and enum values that a newer Kubernetes may know have `Severity.SERVER`.
+A wrong type is an error. Fields and enum values that a newer Kubernetes may know have `Severity.SERVER`.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""Writes schema.json, the pod template's part of an API server's OpenAPI, in a small and readable form.
+"""Writes schema.json, the pod template's part of an API server's OpenAPI, in a small form (`make pod-schema`).
 
 A type has its required fields, and a mapping of fields to type expressions: `string`, `[Container]` for a list,
-`{string}` for a mapping with any names, `A|B` for one of these words. Rule: a type that this form cannot express is an
-error. Defaults and descriptions are dropped. `make pod-schema` runs it.
+`{string}` for a mapping with any names, `A|B` for one of these words.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Counts new ends of pods as failures, disruptions or neither, and may fail the job.
+"""Counts new ends of pods as failures, disruptions or neither, and may fail the job. Rule: pure.
 
-Rule: pure. Ends are distinguished by ids. The counted ids stay in the status while their pods are observed, so that an
-end is not counted twice. A container that ended several times between two reconciles counts once.
+The ids of counted ends stay in the status while their pods are observed, so that an end is not counted twice. A
+container that ended several times between two reconciles counts once.
 """
 
 from collections import Counter
@@ -132,9 +132,8 @@ def count_failures(
 ) -> FailureCounts:
     """Return the counts with every new end of `pods`; `before` is `status.restarts`.
 
-    `lost`: uid -> reason for pods that are deleted now because the coordinator has lost them. A deletion requested
-    before `started` does not count unless the pod was disrupted. If the job is `stopping`, only ends of the coordinator
-    count.
+    `lost`: uid -> reason for pods that are deleted now because the coordinator has lost them. If the job is `stopping`,
+    only ends of the coordinator count.
     """
     counted = {str(entry["id"]): str(entry["pod"]) for entry in before.get("accounted") or []}
     listed = sorted(pods, key=lambda pod: pod.name)

@@ -1,7 +1,6 @@
 """Matches the end of a pod with the failure policy: the job's own rules in order, then the built-in ones.
 
-Rule: pure; the first match wins. An exit code counts only if the container ended by itself, not in a disrupted or
-deleted pod.
+Rule: pure; the first match wins.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Decides which workers to replace that the coordinator has lost although their pods are ready.
 
-Rule: pure. Without a recent reading of the coordinator, no worker counts as lost. If more workers are silent than
-connected, the coordinator's own network has probably failed, and none is replaced.
+Rule: pure. Without a recent reading, none is replaced, nor if more are silent than connected, when the coordinator's
+own network has probably failed.
 """
 
 from collections.abc import Iterable

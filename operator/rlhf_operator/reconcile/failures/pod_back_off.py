@@ -1,9 +1,6 @@
-"""Delays the next creation of a pod: the more often it ended in a row, the longer.
+"""Delays the next creation of a pod: the more often it ended in a row, the longer. Rule: pure.
 
-The count restarts after a pod ran for RAN_WELL, or when its template has changed, as that may be the cure.
-
-Rule: pure. Delays start at the creation of a pod and are stored in `status.restarts.backOff`, so that a restart of the
-operator does not change them.
+The count restarts after a pod ran for RAN_WELL, or when its template has changed.
 """
 
 from collections.abc import Collection, Iterable, Mapping

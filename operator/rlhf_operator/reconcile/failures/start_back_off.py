@@ -1,9 +1,6 @@
-"""A job that cannot start releases its resources, waits, and tries again, so that it does not hold idle GPUs.
+"""A job that cannot start releases its resources, waits, and tries again. Rule: pure.
 
-It waits FIRST, then twice as long each time, up to LONGEST; an edit of its spec ends the wait. The attempts count
-towards no limit.
-
-Rule: pure; computed from times in the pods, the reading and `status.release`.
+It waits FIRST, then twice as long each time, up to LONGEST; an edit of its spec ends the wait.
 """
 
 from collections.abc import Iterable, Mapping

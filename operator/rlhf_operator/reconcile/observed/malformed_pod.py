@@ -1,6 +1,6 @@
 """Describes how the body of a pod deviates from the expected form, for the fields that are read.
 
-Rule: meant for a body that could not be read, so it may be slow.
+Meant for a body that could not be read, so it may be slow.
 """
 
 from collections.abc import Mapping

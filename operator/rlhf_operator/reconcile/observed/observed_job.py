@@ -1,7 +1,4 @@
-"""The input of reconcile besides the stored job and the time.
-
-Rule: data only.
-"""
+"""The input of reconcile besides the stored job and the time. Rule: data only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -77,9 +74,9 @@ class CoordinatorReading:
     """Plan for spec.devices as JSON; empty without one."""
 
     def says_else(self, other: "CoordinatorReading") -> bool:
-        """Return whether a later reading is news, that is, differs in more than times and the seconds left.
+        """Return whether a later reading is news: it differs in more than times and the seconds left.
 
-        The list that a working coordinator waits for does not count, because it is not shown.
+        For a coordinator at work, the list that it waits for does not count.
         """
         same: dict[str, Any] = {"at": self.at, "seconds_left": self.seconds_left, "silent": self.silent}
         if self.phase not in NOT_AT_WORK:

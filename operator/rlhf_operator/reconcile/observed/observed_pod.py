@@ -1,4 +1,4 @@
-"""The observed pod: a small record of the fields that decisions read. `pod_parsing` creates it.
+"""The observed pod: a small record of the fields that decisions read.
 
 Rule: data only, and small, because a job may have thousands of pods.
 """

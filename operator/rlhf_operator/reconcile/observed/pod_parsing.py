@@ -1,9 +1,6 @@
 """Parses the body of a pod, and decides whether a pod that failed as a whole failed because of a disruption.
 
-Anybody who may create pods writes their labels, annotations and termination logs. A body becomes a record with typed,
-bounded fields, or an `UnreadableObject` with the problem.
-
-Rule: pure. An unknown reason of a failure counts as the pod's own.
+A body becomes a record with typed, bounded fields, or an `UnreadableObject`, because users write pods. Rule: pure.
 """
 
 from collections.abc import Mapping
@@ -66,10 +63,7 @@ REFUSED: Final = frozenset(
         "VolumeAttachmentLimitExceeded",
     }
 )
-"""Reasons of the kubelet's admission that depend on the node's state, such as changed labels or a failed device plugin.
-
-SysctlForbidden, AppArmor and PodOSNotSupported are not among them, because another node would not help.
-"""
+"""Reasons of the kubelet's admission that depend on the node's state, so that another node may help."""
 LACKING: Final = "OutOf"
 """Prefix of such a reason: OutOfcpu, OutOfnvidia.com/gpu."""
 EVICTED: Final = "Evicted"
@@ -198,7 +192,7 @@ def _our_container(status: Json) -> Json:
 def _ended_for_good(spec: Json, container: Json, *, deleted: bool) -> bool:
     """Return whether our container has ended and the kubelet will not restart it.
 
-    `container`: its status. `deleted`: whether deletion of the pod is requested, after which no container starts.
+    `container`: its status. `deleted`: deletion of the pod is requested, after which no container starts.
     """
     ended = (container.get("state") or {}).get("terminated")
     if not ended:

@@ -1,8 +1,7 @@
 """Parses the end of a container's log, which the kubelet stores in the pod's status: readable lines and the last
 report.
 
-Rule: pure and total. Our processes write one JSON object per line, of which people need the message. A line that the
-kubelet cut at its start is used as far as possible. Users' code writes to the same log, so a line may contain anything.
+Rule: pure.
 """
 
 import re

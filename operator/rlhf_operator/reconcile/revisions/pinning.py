@@ -1,12 +1,8 @@
-"""Decides when a job gets another revision: at a start, by its user's edits, and if its revision is lost.
+"""Decides when a job gets another revision: at a start, by its user's edits, and if its revision is lost. Rule: pure.
 
-- A job that has neither pods nor status.startTime gets a revision of this version of the operator, with its images.
-- After its start, its user's edits are applied to the revision, and the rest stays unchanged. The jobs before and after
-an edit are both parsed by this version, so a new default is not an edit.
-- A running job whose revision is lost gets one of this version, with the images that its status names, unless its
-manifest is refused.
-
-Rule: pure.
+After a start, edits are applied to the revision, and the rest stays. This version parses both jobs, before and after an
+edit, so a new default is not an edit. A running job whose revision is lost gets one of this version, with the images
+that its status names, unless its manifest is refused.
 """
 
 import json

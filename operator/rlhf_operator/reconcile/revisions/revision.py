@@ -1,11 +1,8 @@
-"""The revision of a job, as data, and its form in the job's ConfigMap and status.
+"""The revision of a job, as data, and its form in the job's ConfigMap and status. Rule: pure.
 
-A revision contains the parts that must not change with the version of the operator, such as images, the resolved job
-and one pod of each group. It also contains the user's job at its writing, to distinguish the user's edits from new
-defaults.
-
-Rule: pure. Users who may write ConfigMaps must not create pods that way, so a revision is valid only with a digest in
-the job's status.
+A revision contains what must not change with the version of the operator: images, the resolved job, one pod of each
+group and the user's job at its writing. It is valid only with a digest in the job's status, so that a writer of
+ConfigMaps cannot create pods.
 """
 
 import base64

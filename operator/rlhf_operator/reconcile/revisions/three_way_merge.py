@@ -1,7 +1,6 @@
-"""Three-way merge of plain data: applies a user's edits to the pinned version.
+"""Three-way merge of plain data: applies a user's edits to the pinned version. Rule: pure.
 
-Rule: pure; a field that is equal in both compared versions stays as pinned. An edited list is replaced as a whole
-unless a key identifies its items.
+An edited list is replaced as a whole unless a key identifies its items.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +63,7 @@ def _tells_apart(key: str, items: Sequence[Any]) -> bool:
 def prune_unknown(document: Any, base: Any, schema: Mapping[str, Any], path: str = "") -> tuple[Any, list[str]]:
     """Return `document` without the fields that the writer of `base` did not know, and their paths.
 
-    `base` has all fields that its writer knew according to their schema. If it has no object, nothing is removed.
+    `base` has all fields that its writer knew. If it has no object, nothing is removed.
     """
     fields = schema.get("properties")
     if not isinstance(document, dict) or not isinstance(base, dict) or fields is None or schema.get(OPEN):

@@ -1,6 +1,6 @@
 """Bubbles: pipeline ranks wait for each other because stages are uneven or micro-batches few.
 
-Rule: the share is the one that ranks measured. The gain is unknown because no other split was measured.
+The gain is unknown because no other split was measured.
 """
 
 from collections.abc import Sequence

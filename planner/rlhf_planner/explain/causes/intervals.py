@@ -1,7 +1,6 @@
-"""Checkpoints and evaluations: the next iteration waits until one is finished.
+"""Checkpoints and evaluations that the next iteration waits for.
 
-The gain is the time of one, spread over more iterations. Rule: time counts for one of them alone; where the same phase
-waited for an evaluation, it does not count for the checkpoint.
+The gain is that of a TIMES longer interval.
 """
 
 from collections.abc import Sequence

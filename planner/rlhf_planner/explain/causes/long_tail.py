@@ -1,7 +1,6 @@
 """The long tail: most of the batch is finished, and generation waits for a few long responses.
 
-The gain is that of inter-stage fusion, which lets idle workers score meanwhile. The planner of mode Auto simulates it
-with the recorded lengths. Rule: the same simulation without fusion must match the measurement, or the gain is unknown.
+The gain is that of inter-stage fusion where it is Disabled, simulated with the recorded lengths.
 """
 
 from collections.abc import Sequence

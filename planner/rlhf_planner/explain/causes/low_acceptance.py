@@ -1,8 +1,6 @@
 """Low acceptance: verifying drafts costs more than the accepted tokens save.
 
-The gain is that of decoding without drafts, from the row cost fitted to the observed steps; a drafted token is one row
-of a pass. Rule: applies to mode Fixed only, because Auto stops drafting where it does not pay. With speculation
-Disabled the gain of drafts is unknown, so there is no finding.
+The gain is that of decoding without drafts, by the row cost fitted to the observed steps. Applies to mode Fixed.
 """
 
 from collections.abc import Sequence

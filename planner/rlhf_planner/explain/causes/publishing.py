@@ -1,6 +1,6 @@
-"""Weight publishing: all workers wait for the new weights because a link or a copy is slow.
+"""Weight publishing: workers wait for the new weights.
 
-Rule: the seconds are the measured ones. The gain is unknown because no faster link was measured.
+The gain is unknown because no faster link was measured.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Scoring that waits for the whole batch: no response is scored before the last one is finished.
+"""Scoring that waits for the whole batch.
 
-The gain is that of a replay of the scoring queue in which each response is scored as soon as it is finished.
+The gain is that of a replay in which each response is scored as soon as it is finished.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Too few inference workers, or a slow reward: every response is finished, and the iteration waits for scores.
 
-The gain is that of more inference workers: on their own devices for a model of the job, and each with the same number
-of concurrent calls for a reward function, endpoint or judge.
+The gain is that of the scoring rate of more inference workers.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
-"""A slow worker: one generation worker takes longer than the others for the same steps, and the iteration waits for
-it.
+"""A slow worker: one generation worker takes longer than the others for the same steps.
 
-The gain is that of a replay in which the worker is as fast as the others. Rule: the unchanged replay must match the
-measurement, or the gain is unknown.
+The gain is that of a replay at the pace of the others.
 """
 
 from collections.abc import Sequence

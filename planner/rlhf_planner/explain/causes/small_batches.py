@@ -1,8 +1,6 @@
-"""Small batches: samples wait for a row while each step decodes few, and a larger step would hardly take longer.
+"""Small batches: samples wait for a row, and a larger step would hardly take longer.
 
-The gain is that of a replay with more rows per worker and the fitted row cost. Rule: at most MAX_TIMES maxBatchSize,
-and the largest observed step must have half of maxBatchSize, because the fit is not reliable far from the measurements.
-Whether the rows fit in memory is unknown.
+The gain is that of a replay with more rows per worker.
 """
 
 from collections.abc import Sequence
