@@ -33,7 +33,7 @@ COMMAND_LINES: Final = (
 """(File that a checkout has, module of its command line), newest first."""
 TIMED: Final = re.compile(
     r"(^|/|_)(seconds|time|elapsed)|per_second|seconds|bubble|utili[sz]ation|idle|busy|bytes|restarts|fusion/|incremental"
-    r"|control_share|stage/|samples/|early|prefix|training/schedule|predicted|timestamp|pool|released|moved|stayed|workers|speculation/|siblings/|balance/"
+    r"|control_share|stage/|samples/|early|prefix|training/schedule|predicted|timestamp|pool|released|moved|stayed|workers|speculation/|siblings/|ahead/|balance/"
 )
 """Names of metrics that are times, or depend on the speed of workers."""
 TIME_OUT_SECONDS: Final = 900.0

@@ -411,6 +411,7 @@ class Heartbeat(_message.Message):
     TRAINING_PIECES_FIELD_NUMBER: _builtins.int
     KEPT_VERSION_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
+    DECODES_AHEAD_FIELD_NUMBER: _builtins.int
     active_samples: _builtins.int
     queued_samples: _builtins.int
     tokens: _builtins.int
@@ -434,6 +435,8 @@ class Heartbeat(_message.Message):
     """
     waits_for: _builtins.str
     """training: what its rank waits for from other ranks, as text; empty: nothing"""
+    decodes_ahead: _builtins.bool
+    """generation: its engine decodes samples of the next iteration as drafts; these have the"""
     def __init__(
         self,
         *,
@@ -449,10 +452,11 @@ class Heartbeat(_message.Message):
         training_pieces: _builtins.int = ...,
         kept_version: _builtins.int = ...,
         waits_for: _builtins.str = ...,
+        decodes_ahead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "busy_seconds", b"busy_seconds", "engine", b"engine", "kept_version", b"kept_version", "learns_siblings", b"learns_siblings", "leaving", b"leaving", "memory_bytes", b"memory_bytes", "queued_samples", b"queued_samples", "stage", b"stage", "tokens", b"tokens", "training_pieces", b"training_pieces", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_samples", b"active_samples", "busy_seconds", b"busy_seconds", "decodes_ahead", b"decodes_ahead", "engine", b"engine", "kept_version", b"kept_version", "learns_siblings", b"learns_siblings", "leaving", b"leaving", "memory_bytes", b"memory_bytes", "queued_samples", b"queued_samples", "stage", b"stage", "tokens", b"tokens", "training_pieces", b"training_pieces", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

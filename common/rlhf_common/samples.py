@@ -22,6 +22,14 @@ NOT_SAMPLED: Final = math.inf
 
 FIRST_EVALUATION_SAMPLE: Final = 1 << 25
 """Number of the first evaluation sample in messages. It exceeds the numbers of samples of a batch."""
+FIRST_AHEAD_SAMPLE: Final = 1 << 26
+"""Number, in messages, of the draft of an iteration's first sample that is decoded ahead
+(`spec.generation.speculation.ahead`). It exceeds the numbers of evaluation samples."""
+
+
+def is_ahead(sample: int) -> bool:
+    """Return whether the number of a sample in messages is that of a draft decoded ahead."""
+    return sample >= FIRST_AHEAD_SAMPLE
 
 
 class SampleKey(NamedTuple):
@@ -29,7 +37,8 @@ class SampleKey(NamedTuple):
 
     iteration: int
     sample: int
-    """Number inside the iteration, from 0; those of evaluations begin at FIRST_EVALUATION_SAMPLE."""
+    """Number inside the iteration, from 0; those of evaluations begin at FIRST_EVALUATION_SAMPLE, those of drafts
+    ahead at FIRST_AHEAD_SAMPLE."""
     attempt: int
 
 

@@ -304,6 +304,7 @@ class Agent:
             leaving=self._leaving,
             stage=present_stage(),
             learns_siblings=self._compute.snapshot.learns_siblings,
+            decodes_ahead=self._compute.snapshot.decodes_ahead,
             engine=engine_in_words(roles),
             training_pieces=finished_units() if Group.TRAINING in self._compute.snapshot.roles else 0,
             waits_for=present_wait(),

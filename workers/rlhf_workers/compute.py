@@ -27,6 +27,7 @@ from rlhf_workers.outbox import SessionOutbox
 from rlhf_workers.progress import stage
 from rlhf_workers.role_builders import BUILDERS, build_role
 from rlhf_workers.worker_role import (
+    DecodesAhead,
     DraftsBySiblings,
     KvReceiver,
     Outbox,
@@ -60,6 +61,7 @@ class WorkerSnapshot:
     group_epoch: int = 0
     active: int = 0
     learns_siblings: bool = False
+    decodes_ahead: bool = False
     """Whether it drafts from the tokens of siblings on other workers."""
 
 
@@ -368,7 +370,9 @@ class Compute:
         }
         active = sum(role.active() for role in self._roles.values())
         learns = any(isinstance(role, DraftsBySiblings) and role.learns_siblings for role in self._roles.values())
-        self.snapshot = WorkerSnapshot(tuple(sorted(self._roles)), used, trained, self._group_epoch, active, learns)
+        ahead = any(isinstance(role, DecodesAhead) and role.decodes_ahead for role in self._roles.values())
+        names = tuple(sorted(self._roles))
+        self.snapshot = WorkerSnapshot(names, used, trained, self._group_epoch, active, learns, ahead)
 
     @staticmethod
     def _log(error: Exception, subject: str) -> None:

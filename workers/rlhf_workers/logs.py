@@ -11,6 +11,7 @@ from typing import Final
 from rlhf_api.job import RLHFJob
 from rlhf_common import control_pb2 as pb
 from rlhf_common.json_logs import JsonLogFormatter, LogContext, job_key, log_what_is_printed
+from rlhf_common.samples import is_ahead
 from rlhf_common.tracing.span import iteration_trace
 
 _CONTEXT: Final = LogContext()
@@ -45,10 +46,11 @@ class WorkerLogFields:
 
 def iteration_of(command: pb.Command) -> int | None:
     """Return the iteration of a Generate, Score or Train command; None for others, and for one without samples to
-    generate or score."""
+    generate or score. Drafts of the next iteration do not count."""
     match command.WhichOneof("command"):
         case "generate":
-            return next((each.key.iteration for each in command.generate.samples), None)
+            samples = command.generate.samples
+            return next((each.key.iteration for each in samples if not is_ahead(each.key.sample)), None)
         case "score":
             return next((each.key.iteration for each in command.score.samples), None)
         case "train":

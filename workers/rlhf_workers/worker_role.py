@@ -124,6 +124,15 @@ class DraftsBySiblings(Protocol):
 
 
 @runtime_checkable
+class DecodesAhead(Protocol):
+    """A role that decodes samples of the next iteration as drafts."""
+
+    @property
+    def decodes_ahead(self) -> bool:
+        """Whether the job drafts ahead and the engine can."""
+
+
+@runtime_checkable
 class WeightProvider(Protocol):
     """A role that serves weights to peers through the WeightSource service.
 

@@ -16,6 +16,8 @@ Rate = Annotated[float, Field(gt=1e-12, le=1)]
 
 The bound is exclusive: the API server compares an integer, such as 0, with the integer part of a bound.
 """
+AHEAD: Final = "Ahead"
+"""Name of the drafter that guesses from what idle workers decoded ahead for the same sample."""
 DRAFTERS: Final[tuple[Literal["Siblings", "Ngram", "Model"], ...]] = ("Siblings", "Ngram")
 """Default drafters, which need nothing outside the job."""
 
@@ -75,6 +77,15 @@ class Speculation(ApiModel):
     itself; Model uses draftModel. The drafter with the longest expected acceptance drafts each sample."""
     draft_model: DraftModel | None = None
     """The model of the drafter Model."""
+    ahead: Literal["Disabled", "Auto"] = "Disabled"
+    """Auto lets idle generation workers draft samples of the next iteration under their own random keys, while such
+    drafts prove right often enough. Workers with another engine than torch do not. Needs placement Dedicated and the
+    drafter Siblings."""
+
+    @property
+    def loaded_drafters(self) -> tuple[str, ...]:
+        """Names of all drafters of a worker: those of the manifest, and the one for drafts ahead."""
+        return (*self.drafters, *((AHEAD,) if self.ahead != "Disabled" else ()))
 
 
 class Generation(GroupFields):

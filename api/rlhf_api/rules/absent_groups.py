@@ -23,6 +23,7 @@ _UNUSED: Final[dict[Group, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
         ("spec.generation.gpusPerReplica", (0,)),
         ("spec.generation.engine", ("Auto",)),
         ("spec.generation.speculation.mode", _OFF),
+        ("spec.generation.speculation.ahead", ("Disabled",)),
         ("spec.inference.incremental", _OFF),
         ("spec.fusion.interStage.mode", _OFF),
     ),

@@ -110,3 +110,33 @@ EARLIER_TOKENS: Final = coordinator_gauge(
     source="the coordinator's store",
     normal="0 in the first epoch, and if no prompt is repeated; at most 8 million",
 )
+_ahead = partial(coordinator_counter, absent=f"{_OFF}, or generation.speculation.ahead is Disabled")
+AHEAD_TOKENS: Final = _ahead(
+    "rlhf_ahead_drafted_tokens_total",
+    unit=Unit.TOKENS,
+    meaning="Tokens of the next iteration's samples that idle generation workers decoded ahead.",
+    source="reports of workers",
+    normal="up to the tokens of an iteration, each iteration; 0 without idle workers",
+)
+AHEAD_COMPARED: Final = _ahead(
+    "rlhf_ahead_compared_tokens_total",
+    unit=Unit.TOKENS,
+    meaning="Tokens decoded ahead in whose place a finished sample has a token.",
+    source="the coordinator, when a sample finishes",
+    normal="a little below rlhf_ahead_drafted_tokens_total, one iteration later",
+)
+AHEAD_RIGHT: Final = _ahead(
+    "rlhf_ahead_right_tokens_total",
+    unit=Unit.TOKENS,
+    meaning="Tokens decoded ahead that equal their sample's tokens, up to the first difference.",
+    source="the coordinator, when a sample finishes",
+    normal="most of rlhf_ahead_compared_tokens_total while weights change little; below a tenth of it nothing is "
+    "drafted ahead for some iterations",
+)
+AHEAD_SECONDS: Final = _ahead(
+    "rlhf_ahead_seconds_total",
+    unit=Unit.SECONDS,
+    meaning="Time of generation workers that decoded ahead and were otherwise idle. It is part of their busy time.",
+    source="the coordinator's leases of drafts",
+    normal="up to the time in which generation workers have neither samples nor scores",
+)

@@ -44,6 +44,14 @@ class ProcessTotals:
     """Tokens of siblings and of earlier epochs sent to workers as draft hints, counted once per worker."""
     siblings_dropped: int = 0
     """Tokens for draft hints that a worker had not received when it no longer needed their prompt group."""
+    ahead_drafted: int = 0
+    """Tokens that idle workers decoded ahead."""
+    ahead_compared: int = 0
+    """Tokens decoded ahead in whose place a finished sample has a token."""
+    ahead_right: int = 0
+    """Tokens of these before the first difference."""
+    ahead_seconds: float = 0.0
+    """Seconds of workers that drafted ahead."""
     drafts: DraftTotals = field(default_factory=DraftTotals)
     checkpoint_failures: int = 0
     checkpoint_bytes: int = 0

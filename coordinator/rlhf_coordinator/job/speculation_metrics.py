@@ -30,8 +30,24 @@ def speculation_metrics(run: JobRun) -> dict[str, float]:
         metrics["speculation/regret_share"] = totals.regret_seconds / totals.seconds
     if drafted:
         metrics["speculation/acceptance"] = totals.acceptance
-    for drafter in settings.drafters:
+    for drafter in settings.loaded_drafters:
         of_drafter, accepted = totals.of_drafter(drafter)
         if of_drafter:
             metrics[f"speculation/acceptance_{drafter.lower()}"] = accepted / of_drafter
+    return metrics | (_ahead(run) if settings.ahead != "Disabled" else {})
+
+
+def _ahead(run: JobRun) -> dict[str, float]:
+    """Return the metrics of drafts ahead: those decoded in the iteration, and those compared with its samples."""
+    ahead = run.state.ahead
+    metrics = {
+        "ahead/drafted_tokens": float(ahead.drafted),
+        "ahead/compared_tokens": float(ahead.compared.total()),
+        "ahead/right_tokens": float(ahead.right.total()),
+        "ahead/parted_samples": float(ahead.parted),
+        "ahead/idle_seconds": ahead.seconds,
+    }
+    for age, compared in sorted(ahead.compared.items()):
+        if compared:
+            metrics[f"ahead/right_share_age_{age}"] = ahead.right[age] / compared
     return metrics

@@ -37,7 +37,7 @@ from rlhf_coordinator.replanning import drift
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import training_overlap
 from rlhf_coordinator.scheduling.first_samples import first_samples
-from rlhf_coordinator.speculation import learned, sharing
+from rlhf_coordinator.speculation import drafting_ahead, learned, sharing
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import latest_metrics, reported_at
 from rlhf_coordinator.state.job_state import OpenReport
@@ -71,6 +71,8 @@ class Actions:
             d.ScoreGroup: partial(leases.score_group, run),
             d.ScorePrefix: partial(incremental_scoring.request_prefixes, run),
             d.ShareSiblings: partial(sharing.share, run),
+            d.DraftAhead: partial(drafting_ahead.lease, run),
+            d.EndDrafts: partial(drafting_ahead.end, run),
             d.Migrate: partial(sample_moves.migrate, run),
             d.Withdraw: partial(sample_moves.withdraw, run),
             d.CutGroups: self._cut_groups,
@@ -144,6 +146,7 @@ class Actions:
         run.state.incremental.begin_iteration()
         run.state.siblings.begin_iteration()
         run.state.speculation.begin_iteration()
+        run.state.ahead.begin_iteration(iteration)
         fusion_planning.begin_iteration(run)
         rounds.begin_iteration(run)
 

@@ -13,6 +13,7 @@ from rlhf_coordinator.fusion import fusion_planning, incremental_scoring, sample
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop import sample_failures
+from rlhf_coordinator.speculation import drafting_ahead
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand, Worker
 from rlhf_coordinator.training import schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
@@ -48,6 +49,8 @@ class CommandResults:
             return
         measurements.failed(self._run, worker, message.failure)
         worker.last_progress = time.monotonic()
+        if pending.kind is CommandKind.WITHDRAW:
+            drafting_ahead.returned(self._run, message.withdraw)
         if pending.kind in (CommandKind.MIGRATE, CommandKind.WITHDRAW):
             sample_moves.take_answer(self._run, name, pending, message)
         elif message.HasField("failure"):

@@ -18,7 +18,7 @@ from rlhf_coordinator.loop.command_results import CommandResults
 from rlhf_coordinator.loop.device_memory_check import DeviceMemory
 from rlhf_coordinator.loop.message_checks import check_message, check_registration
 from rlhf_coordinator.loop.sample_sets import sample_sets
-from rlhf_coordinator.speculation import learned, sharing
+from rlhf_coordinator.speculation import drafting_ahead, learned, sharing
 from rlhf_coordinator.state.fleet import Joined, Refused
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.sample_codec import response_of
@@ -107,6 +107,7 @@ class EventHandlers:
         run.totals.returned += queued
         incremental_scoring.worker_lost(run, worker)
         sharing.worker_lost(run, worker)
+        drafting_ahead.worker_lost(run, worker)
         return queued, tasks
 
     # ---------------------------------------------------------------- messages

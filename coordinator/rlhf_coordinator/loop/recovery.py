@@ -226,6 +226,7 @@ def _state(context: JobContext, restored: Restored, prompts: PromptSet, now: flo
         checkpoint=restored.checkpoint,
         iteration_totals=restored.iteration_totals,
     )
+    state.ahead.begin_iteration(state.iteration)
     state.evaluation.results = list(restored.evaluations)
     load_iteration_prompts(state, prompts)
     if restored.schedule.get("question") == question(context.spec, context.schedule):

@@ -6,12 +6,14 @@ A response is journaled when the ledger takes it.
 import time
 
 from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import is_ahead
 from rlhf_coordinator.fusion import sample_moves
 from rlhf_coordinator.job import measurements
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.sample_messages import finished_response, progress_of
 from rlhf_coordinator.loop import sample_failures, score_handler
 from rlhf_coordinator.loop.sample_sets import Samples, find
+from rlhf_coordinator.speculation import drafting_ahead
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.sample_codec import episode_of
@@ -24,6 +26,9 @@ def progressed(run: JobRun, worker: str, message: pb.SampleProgress) -> None:
     """
     key = message.key
     more = progress_of(message, run.context.spec.rollout.max_response_tokens)
+    if is_ahead(key.sample):
+        drafting_ahead.progressed(run, message, more)
+        return
     place = find(run, key)
     current = place is not None and _is_new(more, place[0].ledger.version)
     if place is not None and current:
@@ -41,6 +46,9 @@ def progressed(run: JobRun, worker: str, message: pb.SampleProgress) -> None:
 
 def finished(run: JobRun, worker: str, message: pb.FinishedSample) -> None:
     """Process a whole response. Raises ValueError for an invalid message."""
+    if is_ahead(message.key.sample):
+        drafting_ahead.finished(run, message)
+        return
     place = find(run, message.key)
     _count(run, worker, place is not None and _finished(run, *place, worker, message))
 
@@ -48,6 +56,9 @@ def finished(run: JobRun, worker: str, message: pb.FinishedSample) -> None:
 def failed(run: JobRun, worker: str, message: pb.FailedSample) -> None:
     """Process a worker's failure on a sample. Raises ValueError for an invalid message."""
     measurements.failed(run, run.state.fleet.workers[worker], message.failure)
+    if is_ahead(message.key.sample):
+        drafting_ahead.failed(run, message)
+        return
     place = find(run, message.key)
     if place is None or not sample_failures.sample_failed(run, *place, worker, message):
         run.totals.stale += 1

@@ -16,7 +16,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop import refill_events
 from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.scheduling.waits import decode_failure, failed_sample
-from rlhf_coordinator.speculation import sharing
+from rlhf_coordinator.speculation import drafting_ahead, sharing
 from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE, evaluation_tasks
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import Sample
@@ -122,6 +122,7 @@ class BatchSamples(SampleSet):
         run = self._run
         incremental_scoring.response_finished(run, index)
         sharing.response_finished(run, index, worker)
+        drafting_ahead.response_finished(run, index)
         run.totals.tokens += max(0, new)
         measurements.response_finished(run, worker, message, len(self.ledger.samples[index].response))
 

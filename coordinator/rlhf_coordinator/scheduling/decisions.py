@@ -74,6 +74,22 @@ class ShareSiblings:
 
 
 @dataclass(frozen=True)
+class DraftAhead:
+    """Let a worker decode samples of the next iteration as drafts."""
+
+    worker: str
+    samples: tuple[int, ...]
+    """Numbers of the samples in the next iteration."""
+
+
+@dataclass(frozen=True)
+class EndDrafts:
+    """Withdraw all drafts that a worker decodes ahead."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
 class Migrate:
     """Move samples from one worker to another with their KV cache."""
 
@@ -247,6 +263,8 @@ Decision = (
     | ScoreGroup
     | ScorePrefix
     | ShareSiblings
+    | DraftAhead
+    | EndDrafts
     | Migrate
     | Withdraw
     | CutGroups

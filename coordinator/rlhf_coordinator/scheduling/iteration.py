@@ -9,6 +9,7 @@ from rlhf_coordinator.scheduling import (
     consolidation,
     critic_overlap,
     dispatch,
+    drafting_ahead,
     evaluation,
     incremental_dispatch,
     iteration_end,
@@ -59,6 +60,17 @@ def decide(context: JobContext, state: JobState, now: float) -> SchedulerOutput:
 
 def _decisions(context: JobContext, state: JobState, now: float, facts: DerivedState) -> tuple[Decision, ...]:
     """Return the decisions of one round, from top to bottom; steps that are not possible yet add nothing."""
+    others = _work(context, state, now, facts)
+    # Drafts of the next iteration end before their worker gets anything else, and begin where nothing else is left.
+    return (
+        *drafting_ahead.ends(context, state, now, facts, others),
+        *others,
+        *drafting_ahead.leases(context, state, now, facts, others),
+    )
+
+
+def _work(context: JobContext, state: JobState, now: float, facts: DerivedState) -> tuple[Decision, ...]:
+    """Return the decisions about the batch, the evaluation and the iteration."""
     tail = facts.consolidation
     dispatched = dispatch.decide(context, state, now, facts)
     return (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rlhf_api.algorithms import samples_per_prompt
+from rlhf_common.samples import FIRST_AHEAD_SAMPLE
 from rlhf_coordinator.scheduling.decisions import Decision, Generate, SharedPart, ShareSiblings
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import SampleState
@@ -64,10 +65,14 @@ def unsent_tokens(state: JobState, group: int, has: dict[TokenSource, int], per_
 
 
 def sources(state: JobState, group: int, per_prompt: int) -> Iterator[tuple[TokenSource, int]]:
-    """Yield the token sources of a prompt group and their known lengths, live siblings first."""
+    """Yield the token sources of a prompt group and their known lengths: live siblings first, then drafts ahead."""
     ledger = state.ledger
     for index in _members(state, group, per_prompt):
         yield TokenSource(ledger.iteration, index), len(ledger.samples[index].response)
+    if state.ahead.current.drafts:
+        for index in _members(state, group, per_prompt):
+            if tokens := len(state.ahead.current.response(index)):
+                yield TokenSource(ledger.iteration, FIRST_AHEAD_SAMPLE + index), tokens
     for response in state.siblings.earlier.for_line(state.prompt_lines[group * per_prompt]):
         yield TokenSource(response.iteration, response.sample), len(response)
 

@@ -160,6 +160,10 @@ class JobCollector(Collector):
         yield speculation.REGRET_SECONDS, {(): drafts.regret_seconds}
         yield speculation.SIBLING_TOKENS, {("sent",): totals.siblings_sent, ("dropped",): totals.siblings_dropped}
         yield speculation.EARLIER_TOKENS, {(): self._run.state.siblings.earlier.tokens}
+        yield speculation.AHEAD_TOKENS, {(): totals.ahead_drafted}
+        yield speculation.AHEAD_COMPARED, {(): totals.ahead_compared}
+        yield speculation.AHEAD_RIGHT, {(): totals.ahead_right}
+        yield speculation.AHEAD_SECONDS, {(): totals.ahead_seconds}
 
     def _training(self) -> _Series:
         run, schedule = self._run, self._run.state.schedule

@@ -64,8 +64,8 @@ def restore_learned_drafts(run: JobRun) -> None:
 def _check(run: JobRun, message: pb.SpeculationObservation) -> None:
     speculation = run.context.spec.generation.speculation
     for count in message.learned.counts:
-        if count.drafter not in speculation.drafters:
-            drafters = ", ".join(speculation.drafters)
+        if count.drafter not in speculation.loaded_drafters:
+            drafters = ", ".join(speculation.loaded_drafters)
             raise ValueError(f"drafts of {count.drafter[:64]!r}, must be of {drafters}")
         if not 0 <= count.position < speculation.max_tokens:
             raise ValueError(f"a draft's position {count.position}, must be below {speculation.max_tokens}")

@@ -10,6 +10,7 @@ from typing import Final
 
 from rlhf_api.algorithms import samples_per_prompt
 from rlhf_common import control_pb2 as pb
+from rlhf_common.samples import FIRST_AHEAD_SAMPLE, is_ahead
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.scheduling import sibling_sharing
 from rlhf_coordinator.scheduling.decisions import SharedPart, ShareSiblings
@@ -125,6 +126,9 @@ def _drop(run: JobRun, group: int, worker: str) -> None:
 def _tokens(run: JobRun, part: SharedPart) -> tuple[bytes, float]:
     """Return the tokens of a part, and their weight."""
     first, last = part.start * ITEM_BYTES, part.stop * ITEM_BYTES
+    if is_ahead(part.source.sample):
+        draft = run.state.ahead.current.response(part.source.sample - FIRST_AHEAD_SAMPLE)
+        return draft.tokens[first:last], 1.0
     if part.source.iteration == run.state.iteration:
         return run.state.ledger.samples[part.source.sample].response.tokens[first:last], 1.0
     earlier = run.state.siblings.earlier.for_line(

@@ -15,6 +15,7 @@ from rlhf_api.job import RLHFJob, RLHFJobSpec
 from rlhf_api.job.rewards import Reward
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import Group
+from rlhf_coordinator.state.ahead_state import AheadState
 from rlhf_coordinator.state.critic_overlap_state import CriticOverlapState
 from rlhf_coordinator.state.evaluation_state import EvaluationState
 from rlhf_coordinator.state.fleet import Fleet
@@ -213,6 +214,7 @@ class JobState:
     incremental: IncrementalState = field(default_factory=IncrementalState)
     siblings: SiblingState = field(default_factory=SiblingState)
     speculation: SpeculationState = field(default_factory=SpeculationState)
+    ahead: AheadState = field(default_factory=AheadState)
     evaluation: EvaluationState = field(default_factory=EvaluationState)
     iteration_totals: IterationTotals = field(default_factory=IterationTotals)
     plan_drift: PlanDriftState = field(default_factory=PlanDriftState)

@@ -5,6 +5,7 @@ Questions, in the order of the rows:
 - Which drafters are right, and how far?
 - What do drafting and verification cost?
 - Do workers get the tokens of siblings?
+- Are tokens that idle workers decode ahead right?
 """
 
 from typing import Final
@@ -194,9 +195,38 @@ SHARED: Final = Row(
         ),
     ),
 )
+AHEAD: Final = Row(
+    "Are tokens that idle workers decode ahead right?",
+    (
+        lines(
+            title="Tokens decoded ahead",
+            empty="for jobs that do not draft ahead",
+            unit=PanelUnit.TOKENS_PER_SECOND,
+            shows="Tokens of the next iteration's samples that idle workers decode per second; those compared with "
+            "finished samples, one iteration later; and those of them before the first difference.",
+            normal=speculation.AHEAD_RIGHT.normal,
+            cure="If few are right, the policy changes fast, and the job stops drafting ahead by itself. If none are "
+            "drafted, no generation worker is idle.",
+            queries=(
+                Query(JOBS.rates(speculation.AHEAD_TOKENS), f"drafted {BY_JOB}"),
+                Query(JOBS.rates(speculation.AHEAD_COMPARED), f"compared {BY_JOB}"),
+                Query(JOBS.rates(speculation.AHEAD_RIGHT), f"right {BY_JOB}"),
+            ),
+        ),
+        lines(
+            title="Workers that decode ahead",
+            empty="for jobs that do not draft ahead",
+            unit=PanelUnit.NUMBER,
+            shows="Number of generation workers that decode ahead, as a mean.",
+            normal="up to the number of idle generation workers",
+            cure="These workers count as busy GPUs, but as idle workers.",
+            queries=(Query(JOBS.rates(speculation.AHEAD_SECONDS), BY_JOB),),
+        ),
+    ),
+)
 SPECULATION_DASHBOARD: Final = Dashboard(
     "rlhf-speculation",
     "RLHF / Speculation",
-    "Whether drafts save time, which drafts are accepted, what they cost, and what workers share.",
-    (PAYS, RIGHT, COSTS, SHARED),
+    "Whether drafts save time, which drafts are accepted, what they cost, and what workers share or decode ahead.",
+    (PAYS, RIGHT, COSTS, SHARED, AHEAD),
 )

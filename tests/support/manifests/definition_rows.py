@@ -86,6 +86,9 @@ BESIDE: Final[dict[tuple[str, str], Json]] = {
         "spec.generation.speculation.mode": "Auto",
         "spec.generation.speculation.drafters": ["Siblings", "Model"],
     },
+    ("spec.generation.speculation.ahead", "Auto"): {
+        "spec.generation.speculation.drafters": ["Siblings", "Model"],
+    },
     ("spec.training.sharedPrompts", "Auto"): {"spec.training.packing": True},
     ("spec.training.sharedPrompts", "Enabled"): {"spec.training.packing": True},
     ("spec.training.parallelism.sequenceParallel", "Enabled"): {

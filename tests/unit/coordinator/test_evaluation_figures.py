@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_api.algorithms import full_graph
-from rlhf_common.samples import VersionSpan
+from rlhf_common.samples import FIRST_AHEAD_SAMPLE, VersionSpan
 from rlhf_coordinator.evaluation.figures import evaluation_metrics, pass_at
 from rlhf_coordinator.state.evaluation_state import (
     FIRST_SAMPLE,
@@ -84,7 +84,8 @@ def test_the_best_is_the_highest_and_of_equal_ones_the_earliest() -> None:
     assert latest_metrics([]) == {}
 
 
-def test_no_sample_of_a_batch_has_the_number_of_one_of_an_evaluation() -> None:
+def test_no_sample_of_a_batch_has_the_number_of_one_of_an_evaluation_or_of_a_draft_ahead() -> None:
     largest_batch, largest_evaluation = 2**20, 65536 * 256
     assert largest_batch <= FIRST_SAMPLE
-    assert FIRST_SAMPLE + largest_evaluation < 2**31
+    assert FIRST_SAMPLE + largest_evaluation <= FIRST_AHEAD_SAMPLE
+    assert FIRST_AHEAD_SAMPLE + largest_batch < 2**31

@@ -256,6 +256,14 @@ class KeepsTurns(Protocol):
 
 
 @runtime_checkable
+class TakesDraftsAhead(Protocol):
+    """An engine that may decode samples of a later iteration (`rlhf_common.samples.is_ahead`) beside its speculator,
+    which never hears of them."""
+
+    takes_drafts_ahead: bool
+
+
+@runtime_checkable
 class ServesMetrics(Protocol):
     """An engine with its own metrics, such as vLLM."""
 

@@ -19,7 +19,7 @@ from rlhf_api.job import RLHFJob
 from rlhf_common import control_pb2 as pb
 from rlhf_common.model_files.text_tokens import response_text, text_ends
 from rlhf_common.names import ExitCode
-from rlhf_common.samples import ResponsePart, SampleKey
+from rlhf_common.samples import ResponsePart, SampleKey, is_ahead
 from rlhf_workers.devices.device import memory_in_use
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import (
@@ -29,6 +29,7 @@ from rlhf_workers.generation.engine import (
     ReportsLoad,
     ServesMetrics,
     Sleeps,
+    StepReport,
     TakesWeightsWhileOffloaded,
 )
 from rlhf_workers.generation.engine_choice import EngineChoice
@@ -101,6 +102,8 @@ class GenerationRole:
         """See ReceivesSamples."""
         self._progress_ns = clock_ns()
         self._iteration = 0
+        self._ahead: set[SampleKey] = set()
+        """Samples in the engine that are decoded ahead."""
         self._measuring: Iterator[pb.CommandDone | None] | None = None
         self._offloaded = False
 
@@ -156,12 +159,27 @@ class GenerationRole:
             self._fail_sample(error.key, _work_error(error).failure, outbox)
             return True
         end_ns = self._clock_ns()
-        outbox.count(report.decoded)
+        ahead = bool(self._ahead)
         if isinstance(self._engine, ReportsLoad):
             self.engine_totals.load = self._engine.load
-        self.engine_totals.add(report, end_ns - start_ns)
-        self._queue_times.began(report.began, end_ns)
+        if not ahead:
+            outbox.count(report.decoded)
+            self.engine_totals.add(report, end_ns - start_ns)
+            self._queue_times.began(report.began, end_ns)
+        self._report_samples(report, end_ns, outbox)
+        if not (report.decoded or report.prefilled or report.finished):  # its samples are paused or wait
+            return moved
+        if ahead:  # such steps cost what others do, but are no work of the iteration
+            self._activity.flush(outbox)
+        else:
+            self._activity.add(report, self._iteration, start_ns, end_ns, outbox)
+        self._drafting.report(self._iteration, end_ns, outbox, idle=ahead)
+        return True
+
+    def _report_samples(self, report: StepReport, end_ns: int, outbox: Outbox) -> None:
+        """Report the samples that a step finished and, if that is due, the progress of others."""
         for response in report.finished:
+            self._ahead.discard(response.key)
             queued, drafted = self._queue_times.of_finished(response.key), self._drafting.of_finished(response.key)
             self._activity.finished(response.key, drafted)
             outbox.finished(finished_message(response, self._text(response), queued, drafted))
@@ -169,16 +187,16 @@ class GenerationRole:
             self._progress_ns = end_ns
             for response in self._engine.progress():
                 outbox.progress(progress_message(response))
-        if not (report.decoded or report.prefilled or report.finished):  # its samples are paused or wait
-            return moved
-        self._activity.add(report, self._iteration, start_ns, end_ns, outbox)
-        self._drafting.report(self._iteration, end_ns, outbox)
-        return True
 
     @property
     def learns_siblings(self) -> bool:
         """See DraftsBySiblings."""
         return self._drafting.learns_siblings
+
+    @property
+    def decodes_ahead(self) -> bool:
+        """See DecodesAhead."""
+        return self._drafting.decodes_ahead
 
     def learn(self, message: pb.SiblingTokens) -> None:
         """See DraftsBySiblings."""
@@ -200,6 +218,7 @@ class GenerationRole:
         self._migrations.stop(None, "the source's session broke")
         self.receiver.clear()
         self._drafting.begin_session()
+        self._ahead.clear()
         return [progress_message(response) for response in self._engine.withdraw()]
 
     def versions(self) -> Mapping[str, int]:
@@ -256,13 +275,15 @@ class GenerationRole:
             raise WorkError("NotReady", "the last update of the weights broke off half-way", retryable=True)
         self._onload(outbox)
         self._engine.submit(requests)
-        iteration = max((request.key.iteration for request in requests), default=self._iteration)
+        self._ahead |= {request.key for request in requests if is_ahead(request.key.sample)}
+        keys = [request.key for request in requests if request.key not in self._ahead]
+        iteration = max((key.iteration for key in keys), default=self._iteration)
         if iteration != self._iteration:
             self._iteration = iteration
             self.receiver.begin_iteration(iteration)
             self._drafting.begin_iteration(iteration)
             self._queue_times.begin_iteration()
-        self._queue_times.submitted(request.key for request in requests)
+        self._queue_times.submitted(keys)
 
     def _sleep(self) -> None:
         if isinstance(self._engine, Sleeps):
@@ -302,6 +323,7 @@ class GenerationRole:
         """Drop one sample and report its failure, so that the others continue."""
         self._migrations.stop([key], "decoding it failed")
         self.receiver.fence([key])
+        self._ahead.discard(key)
         message = pb.FailedSample(key=key_message(key), failure=failure)
         for response in self._engine.withdraw([key]):
             message.progress.CopyFrom(progress_message(response))
@@ -311,6 +333,7 @@ class GenerationRole:
         keys = [key_of(key) for key in command.keys]
         self._migrations.stop(keys, "it was withdrawn")
         self.receiver.fence(keys)
+        self._ahead.difference_update(keys)
         return pb.WithdrawResult(samples=[progress_message(response) for response in self._engine.withdraw(keys)])
 
     def _text(self, response: ResponsePart) -> str:

@@ -16,7 +16,7 @@ from transformers import AddedToken
 
 from rlhf_common import control_pb2 as pb
 from rlhf_common.arrays import pack, unpack
-from rlhf_common.samples import SampleKey
+from rlhf_common.samples import FIRST_AHEAD_SAMPLE, SampleKey
 from rlhf_workers.failures import WorkError
 from rlhf_workers.generation.engine import EngineError
 from rlhf_workers.generation.generation_role import GenerationRole, build
@@ -284,3 +284,34 @@ def test_a_sample_that_the_engine_cannot_decode_is_let_go_of_with_its_tokens_and
     assert {n: unpack(message.tokens).tolist() for n, message in whole.items()} == {
         message.key.sample: unpack(message.tokens).tolist() for message in outbox.reports("finished")
     }
+
+
+def test_samples_decoded_ahead_are_reported_but_count_nowhere(role: GenerationRole) -> None:
+    outbox = RecordedOutbox()
+    command = generate(3, iteration=7)
+    for sample in command.generate.samples:
+        sample.key.sample += FIRST_AHEAD_SAMPLE
+    role.handle(generate(1, iteration=6), outbox)
+    run(role, outbox)
+    counted, steps = outbox.tokens, role.engine_totals.steps
+    observed = len(outbox.reports("decode"))
+    command.id = 2
+    role.handle(command, outbox)
+    for _ in range(9):
+        role.step(outbox)
+    assert outbox.reports("progress"), "their tokens reach the coordinator"
+    withdrawn = pb.Command(id=3, withdraw=pb.Withdraw(keys=[command.generate.samples[0].key]))
+    role.handle(withdrawn, outbox)
+    assert len(unpack(outbox.reports("done")[-1].withdraw.samples[0].tokens)) == 9, "one step more is not awaited"
+    run(role, outbox)
+    assert {message.key.sample for message in outbox.reports("finished")} == {
+        0,
+        FIRST_AHEAD_SAMPLE + 1,
+        FIRST_AHEAD_SAMPLE + 2,
+    }
+    assert (outbox.tokens, role.engine_totals.steps) == (counted, steps)
+    assert len(outbox.reports("decode")) == observed
+    role.handle(generate(1, identifier=4, iteration=6), outbox)
+    run(role, outbox)
+    assert {item.iteration for item in outbox.reports("decode")} == {6}
+    assert outbox.tokens > counted

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_common import control_pb2 as pb
 from rlhf_common.arrays import pack
-from rlhf_common.samples import TokenArray
+from rlhf_common.samples import FIRST_AHEAD_SAMPLE, TokenArray
 from rlhf_workers.generation.speculation.drafter import PromptGroup, SampleSource
 from rlhf_workers.generation.speculation.sibling_hints import SiblingHints, SiblingLimits
 
@@ -87,3 +87,11 @@ def test_what_makes_no_sense_is_left_out_and_counted(wrong: Callable[[], pb.Sibl
     hints.take(message_of(wrong(), delta()))
     assert hints.refused == 1
     assert learner.learned == {PromptGroup(3, 1): [(SampleSource(3, 5), 2, [7, 8], 1.0)]}, "the rest goes on"
+
+
+def test_drafts_ahead_have_numbers_of_their_own() -> None:
+    learner = Learner()
+    hints = SiblingHints(learner, LIMITS)
+    hints.take(message_of(delta(sample=FIRST_AHEAD_SAMPLE + 5), delta(sample=FIRST_AHEAD_SAMPLE + LIMITS.batch)))
+    assert learner.learned == {PromptGroup(3, 1): [(SampleSource(3, FIRST_AHEAD_SAMPLE + 5), 2, [7, 8], 1.0)]}
+    assert hints.refused == 1

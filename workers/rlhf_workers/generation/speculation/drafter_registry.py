@@ -10,12 +10,14 @@ from typing import Any, Final
 import torch
 
 from rlhf_api.job import RLHFJobSpec
+from rlhf_api.job.groups import AHEAD
 from rlhf_workers.generation.speculation.drafter import Drafter
 
 DRAFTERS: Final[Mapping[str, str]] = {
     "Siblings": "rlhf_workers.generation.speculation.siblings",
     "Ngram": "rlhf_workers.generation.speculation.ngram",
     "Model": "rlhf_workers.generation.speculation.model",
+    AHEAD: "rlhf_workers.generation.speculation.ahead",
 }
 """Module by name."""
 

@@ -10,7 +10,7 @@ from rlhf_api.job import RLHFJobSpec
 from rlhf_common import control_pb2 as pb
 from rlhf_common.samples import SampleKey
 from rlhf_planner.speculation.learned_messages import learned_of
-from rlhf_workers.generation.engine import Engine
+from rlhf_workers.generation.engine import Engine, TakesDraftsAhead
 from rlhf_workers.generation.speculation.evidence import NO_DRAFTS, DraftedTokens
 from rlhf_workers.generation.speculation.sibling_hints import SiblingHints, SiblingLimits
 from rlhf_workers.generation.speculation.speculator import Speculates, Speculator
@@ -26,8 +26,16 @@ NO_LIMITS: Final = SiblingLimits(0, 0)
 class JobDrafting:
     """Drafting of one generation role."""
 
-    def __init__(self, speculator: Speculator | None = None, limits: SiblingLimits = NO_LIMITS) -> None:
+    def __init__(
+        self,
+        speculator: Speculator | None = None,
+        limits: SiblingLimits = NO_LIMITS,
+        *,
+        decodes_ahead: bool = False,
+    ) -> None:
         self._speculator = speculator
+        self.decodes_ahead = decodes_ahead
+        """Whether the job drafts ahead and the engine can."""
         self._hints: SiblingHints | None = None
         if speculator is not None and speculator.learns_siblings:
             self._hints = SiblingHints(speculator, limits)
@@ -42,7 +50,9 @@ class JobDrafting:
                 speculator.begin_with(learned_of(learned))
             except ValueError as error:
                 log.warning("the draft statistics of other workers are ignored: %s", error)
-        return cls(speculator, SiblingLimits.from_spec(spec))
+        able = isinstance(engine, TakesDraftsAhead) and engine.takes_drafts_ahead
+        ahead = able and spec.generation.speculation.ahead != "Disabled"
+        return cls(speculator, SiblingLimits.from_spec(spec), decodes_ahead=ahead)
 
     @property
     def learns_siblings(self) -> bool:

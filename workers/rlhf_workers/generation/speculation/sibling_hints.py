@@ -13,7 +13,7 @@ from rlhf_api.algorithms import most_samples, samples_per_prompt
 from rlhf_api.job import RLHFJobSpec
 from rlhf_common import control_pb2 as pb
 from rlhf_common.arrays import unpack
-from rlhf_common.samples import TokenArray
+from rlhf_common.samples import FIRST_AHEAD_SAMPLE, TokenArray, is_ahead
 from rlhf_workers.generation.speculation.drafter import PromptGroup, SampleSource
 
 
@@ -94,7 +94,8 @@ class SiblingHints:
         """Return the tokens of a delta; None if it is invalid."""
         limits = self._limits
         valid = 0 <= delta.group < limits.groups and 0 <= delta.iteration <= iteration
-        if not valid or not 0 <= delta.sample < limits.batch:
+        number = delta.sample - FIRST_AHEAD_SAMPLE if is_ahead(delta.sample) else delta.sample
+        if not valid or not 0 <= number < limits.batch:
             return None
         try:
             tokens: npt.NDArray[Any] = unpack(delta.tokens)

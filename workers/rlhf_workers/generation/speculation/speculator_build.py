@@ -20,5 +20,5 @@ def build_speculator(spec: RLHFJobSpec, tokenizer: Any, device: torch.device, wi
     speculation = spec.generation.speculation
     if speculation.mode == "Disabled":
         return None
-    drafters = build_drafters(speculation.drafters, spec, tokenizer, device)
+    drafters = build_drafters(speculation.loaded_drafters, spec, tokenizer, device)
     return Speculator(drafters, mode=speculation.mode, longest=speculation.max_tokens, widths=widths)

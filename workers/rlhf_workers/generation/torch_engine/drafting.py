@@ -1,6 +1,7 @@
 """Interface between the torch engine and its speculator: requests drafts and reports their outcomes.
 
-Rule: drafts are cut at the sample's limit, its pool and the vocabulary. Must never let a draft become a token:
+Rule: drafts are cut at the sample's limit, its pool and the vocabulary. Samples decoded ahead get
+no draft, and the speculator does not learn of them or of steps that have any. Must never let a draft become a token:
 `verification` decides.
 """
 
@@ -11,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlhf_common.samples import SampleKey, SampleRequest, TokenArray
+from rlhf_common.samples import SampleKey, SampleRequest, TokenArray, is_ahead
 from rlhf_workers.generation.engine import StepReport
 from rlhf_workers.generation.speculation.drafter import MAX_DRAFT, DraftRequest
 from rlhf_workers.generation.speculation.speculator import Verified
@@ -45,6 +46,8 @@ class Drafting:
         self.speculator = speculator
         self._vocabulary = vocabulary
         self._decoded: set[SampleKey] = set()
+        self._ahead = False
+        """Whether samples are decoded ahead."""
         self._followed: tuple[ResponseTable | None, int] = (None, 0)
         """The last table seen, and its number of changes then."""
         self._untold = 0
@@ -64,7 +67,9 @@ class Drafting:
         if table is state.table and changes == state.table.changes:
             return
         self._followed = (state.table, state.table.changes)
-        found = {request.key: request for request in state.table.requests if request is not None}
+        requests = [request for request in state.table.requests if request is not None]
+        found = {request.key: request for request in requests if not is_ahead(request.key.sample)}
+        self._ahead = len(found) < len(requests)
         for key in self._decoded - found.keys():
             self.speculator.end(key)
         for key in found.keys() - self._decoded:
@@ -74,7 +79,7 @@ class Drafting:
     def wants(self, state: EngineState, slots: Slots) -> bool:
         """Return whether drafts are wanted for a step over these `slots` [n]; pass on their tokens if so, or if due."""
         self._seconds = 0.0
-        if self.speculator is None or not len(slots):
+        if self.speculator is None or not len(slots) or self._ahead:
             return False
         started = time.perf_counter()
         wanted = self.speculator.wants(len(slots), self._keys(state, slots))
@@ -104,15 +109,16 @@ class Drafting:
         """Pass on the tokens of these slots drawn since the last call."""
         if self.speculator is not None:
             for slot in map(int, slots):
-                tokens = state.table.untold(slot)
-                if len(tokens):
-                    self.speculator.extend(state.table.key(slot), tokens)
+                tokens, key = state.table.untold(slot), state.table.key(slot)
+                if len(tokens) and not is_ahead(key.sample):
+                    self.speculator.extend(key, tokens)
 
     def verified(self, outcomes: Sequence[Verified], report: StepReport, seconds: float) -> None:
         """Report the outcomes of a step and its seconds, except for steps without rows, and untypical ones with replays
         or captures."""
         report.draft_ns = int(self._seconds * 1e9)
-        if self.speculator is not None and report.rows and not (report.replayed or report.capture_ns):
+        typical = report.rows and not (report.replayed or report.capture_ns or self._ahead)
+        if self.speculator is not None and typical:
             self.speculator.verified(outcomes, report.pass_rows, report.positions, self._seconds, seconds)
 
     def _keys(self, state: EngineState, slots: Slots) -> int:

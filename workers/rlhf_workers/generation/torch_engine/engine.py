@@ -102,6 +102,8 @@ class TorchEngine:
 
     takes_weights_while_offloaded = True
     """See TakesWeightsWhileOffloaded."""
+    takes_drafts_ahead = True
+    """See TakesDraftsAhead."""
 
     @property
     def vocabulary(self) -> int:
