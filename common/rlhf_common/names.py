@@ -131,7 +131,7 @@ class Env(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """Exit codes of this project's processes; the failure rules of runPolicy match them."""
+    """Exit codes of this project's processes. Failure rules of runPolicy match those of failures."""
 
     OK = 0
     FAILED = 1

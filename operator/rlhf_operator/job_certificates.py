@@ -44,7 +44,7 @@ class JobCertificates:
         self._client, self._lifetime = client, lifetime
         self._certificates: dict[str, StoredCertificates] = {}
         self._doubted: set[str] = set()
-        """Jobs that need their Secret, which was read too recently to be read again."""
+        """Jobs whose Secret was needed too soon after it was read."""
 
     def forget(self, key: str) -> None:
         """Drop the cached certificates of a deleted job."""

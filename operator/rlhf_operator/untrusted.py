@@ -170,7 +170,7 @@ def mapping(value: Any, field: str) -> Json:
 
 
 def listed(value: Any, field: str, most: int = LISTED_MAX) -> Sequence[Json]:
-    """Return a list of at most `most` objects; an empty one for None. Raises UnreadableError."""
+    """Return a list of objects; an empty one for None. Raises UnreadableError, also for more than `most`."""
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > most:

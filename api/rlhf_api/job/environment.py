@@ -38,7 +38,7 @@ class Environment(ApiModel):
     is killed and the sample fails; see sampleRetries."""
 
     cache_between_turns: Literal["Disabled", "Enabled"] = "Enabled"
-    """Enabled keeps a sample's KV cache while the environment answers."""
+    """Enabled keeps the KV caches of samples that wait for the environment, of at most maxBatchSize per worker."""
 
     def secret_keys(self) -> tuple[SecretKey, ...]:
         """Return the keys of Secrets that its processes receive, in the order of the manifest."""

@@ -185,7 +185,7 @@ class AccountedEnd(StatusModel):
     pod: Annotated[str, Field(max_length=253)]
     """Name of the pod."""
     id: Annotated[str, Field(max_length=64)]
-    """UID of the pod, or the start of its container's ID, or the UID and the number of restarts."""
+    """UID of the pod, or the first characters of its container's ID, or the UID and the number of restarts."""
 
 
 class BackOff(StatusModel):

@@ -21,7 +21,7 @@ LARGEST_ROW: Final = 16 << 20
 MOST_ROWS: Final = 1 << 24
 """Most rows of a table."""
 _STREAM_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""Last bytes of an Arrow stream."""
+"""End mark of an Arrow stream; a stream without it is refused."""
 ARROW_MARK: Final = b"ARROW1"
 """First bytes of a file in Arrow's random access format; a stream lacks them."""
 DEEPEST: Final = 16

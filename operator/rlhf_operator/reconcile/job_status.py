@@ -143,9 +143,9 @@ def last_reading(
     over: bool,
     earlier: CoordinatorReading | None = None,
 ) -> CoordinatorReading | None:
-    """Return the reading, updated by the coordinator's latest final report if there is one.
+    """Return the reading, updated by the coordinator's latest final report; without a report, the reading unchanged.
 
-    `over`: the coordinator does not restart in its pod. `earlier`: reading to use if there is no `reading`.
+    `over`: the coordinator does not restart in its pod. `earlier`: what a report updates if there is no `reading`.
     """
     ends = [pod.end for pod in pods if pod.group == Group.COORDINATOR and (over or pod.over or pod.deletion)]
     reports = [(end.at, end.report) for end in ends if end and end.at and end.report]

@@ -36,7 +36,7 @@ kernel.
 """
 
 SCORE_HEAD: Final = "score.weight"
-"""Name of the head's weight in a sequence classification model."""
+"""Name of the head's weight in a decoder with a sequence classification head."""
 HUB_ID: Final = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 HUB_FILES: Final = ("*.safetensors", *(f"*{suffix}" for suffix in sorted(TEXT)), "LICENSE*", "NOTICE*")
 """Files to download of a model: weights, configuration, tokenizer, templates, code and documents."""

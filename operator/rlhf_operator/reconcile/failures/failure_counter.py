@@ -72,7 +72,7 @@ class UncountedEnd:
 
     @property
     def out_of_memory(self) -> bool:
-        """Return whether its container was killed for exceeding its memory limit."""
+        """Return whether this is the end of a container that was killed for exceeding its memory limit."""
         return self.pod.end is not None and self.id == self.pod.end.id and self.pod.end.reason == OUT_OF_MEMORY
 
     @property

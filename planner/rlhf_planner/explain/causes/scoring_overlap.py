@@ -37,7 +37,7 @@ class ScoringOverlap:
 
 
 def _pace(last: IterationProfile, samples: SampleFacts) -> tuple[float, float]:
-    """Return (seconds between two scores, least seconds from a response to its score)."""
+    """Return estimates for a replay: (mean seconds between two scores, least seconds from a response to its score)."""
     generated, count = max(samples.finished), len(samples.scored)
     first, scored = max(generated, min(samples.scored)), max(generated, *samples.scored)
     passes = sum(task.busy for task in last.tasks if not task.call)

@@ -142,7 +142,7 @@ class CausalForward:
         return logits[:, -1]
 
     def keys_read(self, length: int, capacity: int) -> int:
-        """See StaticForward; every key is read, so there are many lengths."""
+        """See StaticForward. Masked keys are computed too, so lengths have several steps per doubling."""
         return length_bucket(length, capacity)
 
     def release(self) -> None:
