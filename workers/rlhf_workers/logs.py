@@ -44,8 +44,8 @@ class WorkerLogFields:
 
 
 def iteration_of(command: pb.Command) -> int | None:
-    """Return the iteration of a Generate, Score or Train command; None for others, and for one without samples to
-    generate or score."""
+    """Return the iteration of a Generate, Score, Train or Accumulate command; None for others, and for one without
+    samples to generate or score."""
     match command.WhichOneof("command"):
         case "generate":
             return next((each.key.iteration for each in command.generate.samples), None)
@@ -53,6 +53,8 @@ def iteration_of(command: pb.Command) -> int | None:
             return next((each.key.iteration for each in command.score.samples), None)
         case "train":
             return command.train.iteration
+        case "accumulate":
+            return command.accumulate.iteration
     return None
 
 
