@@ -51,7 +51,7 @@ def write_job(folder: Path, way: str, arguments: argparse.Namespace) -> Path:
         reference=SCENARIO.scorer,
         algorithm={"grpo": {"miniBatchSize": batch, "groupSize": GROUP, "lossAggregation": "SequenceMean"}},
         generation={"replicas": SCENARIO.workers, "maxBatchSize": ROWS, "speculation": {"mode": "Disabled"}},
-        inference={"replicas": 0, "incremental": "Disabled"},
+        inference={"replicas": 1, "incremental": "Disabled"},
         training={"microBatchSize": GROUP, "stream": WAYS[way], "optimizer": {"learningRate": 2e-12}},
         fusion={"interStage": {"mode": "Auto", "balance": "Disabled"}},
     )
@@ -77,7 +77,7 @@ def run_way(way: str, arguments: argparse.Namespace) -> dict[str, float]:
     try:
         with tempfile.TemporaryDirectory(prefix="rlhf-streaming-") as temporary:
             manifest = write_job(Path(temporary), way, arguments)
-            run_dir = pinned_job.run_job(manifest, ["generation"] * SCENARIO.workers, pace=pace)
+            run_dir = pinned_job.run_job(manifest, [*["generation"] * SCENARIO.workers, "inference"], pace=pace)
             return figures(read_metrics(run_dir / "metrics.jsonl")[1:])
     finally:
         gradient_streaming.ready_groups = ready

@@ -170,7 +170,7 @@ def test_the_order_of_the_sum_survives_a_replay_and_is_that_of_the_numbers_in_a_
         for decision in streaming(context, state) if data.draw(st.booleans()) else ():
             assert isinstance(decision, d.StreamGroups)
             assert all(
-                sample.state is SampleState.SCORED for one in decision.groups for sample in ledger.members_of(one)
+                sample.state is SampleState.SCORED for group in decision.groups for sample in ledger.members_of(group)
             )
             ledger.streamed.extend(decision.groups)
             records.append(Record(streamed=Streamed(groups=decision.groups)))
