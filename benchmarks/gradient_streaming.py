@@ -47,7 +47,7 @@ def write_job(folder: Path, way: str, arguments: argparse.Namespace) -> Path:
         "streaming",
         iterations=arguments.iterations,
         batch=batch,
-        max_tokens=MAX_TOKENS,
+        max_tokens=arguments.max_tokens,
         reference=SCENARIO.scorer,
         algorithm={"grpo": {"miniBatchSize": batch, "groupSize": GROUP, "lossAggregation": "SequenceMean"}},
         generation={"replicas": SCENARIO.workers, "maxBatchSize": ROWS, "speculation": {"mode": "Disabled"}},
@@ -70,7 +70,9 @@ def figures(lines: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def run_way(way: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Run the job of a way; return its figures."""
-    pace = None if SCENARIO.pace is None else replace(SCENARIO.pace, gradient=arguments.gradient)
+    assert SCENARIO.pace is not None
+    decode = {name: getattr(SCENARIO.pace, name) * arguments.slow for name in ("step", "row", "key")}
+    pace = replace(SCENARIO.pace, gradient=arguments.gradient, **decode)
     ready = gradient_streaming.ready_groups
     if way == "in-order":
         gradient_streaming.ready_groups = lambda ledger, *, in_order: ready(ledger, in_order=True)
@@ -89,6 +91,8 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--prompts", type=int, default=24, help="prompts of a batch")
     parser.add_argument("--gradient", type=float, default=0.1, help="seconds per micro-batch of a rank")
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="longest response")
+    parser.add_argument("--slow", type=float, default=1.0, help="factor of a decode step, for a busy machine")
     parser.add_argument("--iterations", type=int, default=6, help="iterations; the first does not count")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()

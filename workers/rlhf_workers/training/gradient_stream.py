@@ -8,7 +8,7 @@ chunks in the same order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from rlhf_api.job import RLHFJobSpec
 from rlhf_workers.algorithms.base import Algorithm
@@ -20,7 +20,8 @@ from rlhf_workers.training.objective_metrics import Norms, Objectives
 from rlhf_workers.training.optimizers.optimizer import StageOptimizer
 from rlhf_workers.training.parallel.rank_layout import RankLayout
 
-NO_ITERATION = -1
+NO_ITERATION: Final = -1
+"""Number of the iteration of a stream without chunks."""
 
 
 class AddsGradients(Protocol):

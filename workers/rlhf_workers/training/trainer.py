@@ -100,6 +100,7 @@ class Trainer:
         self._rates: dict[str, float] = {}
         """Learning rate of the last optimizer step, by model."""
         self.stream = GradientStream()
+        """Gradients of an iteration whose batch is not complete."""
         check_mini_batch(spec, layout)
 
     def train(
