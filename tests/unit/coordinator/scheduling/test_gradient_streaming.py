@@ -11,15 +11,17 @@ from tests.support.coordinator.job_states import NOW, decided, finish_all, kinds
 from rlhf_api.job import RLHFJob
 from rlhf_common import control_pb2 as pb
 from rlhf_common.samples import VersionSpan
+from rlhf_coordinator.loop.command_results import CommandResults
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling.gradient_streaming import ready_groups
+from rlhf_coordinator.scheduling.training_group import SUSPECT_SECONDS
 from rlhf_coordinator.scheduling.training_schedule import schedule_json
 from rlhf_coordinator.state.fleet import Cause, Refused
 from rlhf_coordinator.state.gradient_chunks import chunk_numbers, groups_per_chunk
 from rlhf_coordinator.state.job_state import JobContext, JobState, StopOrder, job_context
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.sample import PackedResponse, SampleState
-from rlhf_coordinator.state.worker import CommandKind
+from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import apply_record, batch_parts, chunk_parts
 from rlhf_coordinator.storage.journal_pb2 import Record, Streamed
 
@@ -142,6 +144,34 @@ def test_a_rank_that_connects_again_is_asked_for_all_chunks(tmp_path: Path) -> N
     state.fleet.register(register, 100, NOW)
     (pending,) = state.fleet.workers["training-1"].pending.values()
     assert pending.kind is CommandKind.ACCUMULATE
+
+
+def test_a_rank_that_hangs_in_gradients_restarts_like_a_rank_that_trains(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    state = state_of(context)
+    state.fleet.pace.trained(NOW - 1.0, NOW)
+    for rank in state.fleet.ranks():
+        rank.last_train = pb.TrainResult(version=0)
+        rank.heartbeat.training_pieces = 3
+        pend(state, rank.name, CommandKind.ACCUMULATE)
+    limit = state.fleet.pace.limit(context.spec.run_policy.hang_timeout_seconds, 20.0)
+    assert not [item for item in decided(context, state, NOW + limit - 1) if isinstance(item, d.ExitWorker)]
+    exits = [item for item in decided(context, state, NOW + limit + 1) if isinstance(item, d.ExitWorker)]
+    assert {item.worker for item in exits} == {"training-0", "training-1"}
+    assert all(item.stuck for item in exits)
+
+
+def test_gradients_that_fail_break_the_training_group(tmp_path: Path) -> None:
+    assert CommandResults._of_rank(PendingCommand(CommandKind.ACCUMULATE, NOW, "compute gradients"))
+    context = context_of(tmp_path)
+    state = state_of(context)
+    rank = state.fleet.workers["training-1"]
+    rank.train_failure, rank.failed_at = pb.Failure(message="no memory", retryable=True), NOW
+    finish(state.ledger, 0)
+    assert not streaming(context, state)
+    restart, *exits = decided(context, state, NOW + SUSPECT_SECONDS + 1)[:3]
+    assert isinstance(restart, d.RestartGroup)
+    assert [item.worker for item in exits if isinstance(item, d.ExitWorker)] == ["training-0", "training-1"]
 
 
 def test_a_rank_of_a_release_without_streaming_is_refused(tmp_path: Path) -> None:
