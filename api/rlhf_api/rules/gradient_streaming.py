@@ -7,11 +7,12 @@ end, and if no weight changes before the batch is complete. Each rule names the 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from rlhf_api.algorithms import ALGORITHMS
 from rlhf_api.rules.rule import Rule, Values
 from rlhf_api.rules.sharding import NO_DRAFT_TRAINED, trains_no_draft
 
 FIELD: Final = "spec.training.stream"
-STREAMED: Final = ("grpo", "rloo", "dapo", "gspo", "cispo")
+STREAMED: Final = tuple(name for name, fields in ALGORITHMS.items() if fields.advantages_by_group)
 """Algorithms whose advantages depend on the responses to one prompt."""
 _P: Final = "spec.training.parallelism"
 _LAYOUT: Final[Sequence[tuple[str, Any]]] = (
@@ -82,12 +83,6 @@ def _one_step(name: str) -> Iterator[Rule]:
         lambda values: not values.has(path) or values[f"{path}.oldLogProbabilities"] == "Engine",
         f"needs {path}.oldLogProbabilities Engine, as Trainer passes over the whole batch: set that, or use Disabled",
     )
-    if name == "dapo":
-        yield _rule(
-            f"(!has({below}) || {below}.refillRounds == 0)",
-            lambda values: not values.has(path) or values[f"{path}.refillRounds"] == 0,
-            f"needs {path}.refillRounds 0, as a later round may drop a complete group: set that, or use Disabled",
-        )
 
 
 def _all_of(needed: Sequence[tuple[str, Any]]) -> Rule:
