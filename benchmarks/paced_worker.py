@@ -41,6 +41,8 @@ class StepPace:
     """Seconds per scoring pass."""
     token: float
     """Seconds per token in the pass, including padding."""
+    gradient: float = 0.0
+    """Seconds per micro-batch of a training rank; 0: its own speed."""
 
     def environment(self) -> dict[str, str]:
         """Return the environment for a worker process."""
@@ -66,13 +68,15 @@ class Pacer:
 
 
 def pace_workers(pace: StepPace) -> Pacer:
-    """Make torch engines and token scorers of this process run at this pace."""
+    """Make torch engines, token scorers and training ranks of this process run at this pace."""
     from rlhf_common.samples import ScoringSample
     from rlhf_workers.generation.speculation.speculator import Speculator, Verified
     from rlhf_workers.generation.torch_engine.engine import TorchEngine
     from rlhf_workers.inference.model_scorer import PAD, TokenScorer
+    from rlhf_workers.training.trainer import Trainer
 
     pacer, step, score, verified = Pacer(), TorchEngine.step, TokenScorer.score, Speculator.verified
+    execute = Trainer.execute
 
     def paced_step(engine: TorchEngine) -> Any:
         started = time.perf_counter()
@@ -90,6 +94,12 @@ def pace_workers(pace: StepPace) -> Pacer:
         pacer.wait(started, pace.scoring + pace.token * len(samples) * -(-longest // PAD) * PAD)
         return answer
 
+    def paced_execute(trainer: Trainer, layout: Any, work: Any) -> Any:
+        started = time.perf_counter()
+        timed = execute(trainer, layout, work)
+        pacer.wait(started, pace.gradient * sum(action.kind == "F" for action in layout.row))
+        return timed
+
     def learn_paced(
         speculator: Speculator, outcomes: Sequence[Verified], rows: int, keys: int, drafting: float, passing: float
     ) -> None:
@@ -100,6 +110,8 @@ def pace_workers(pace: StepPace) -> Pacer:
     _replace(TorchEngine, "step", paced_step)
     _replace(Speculator, "verified", learn_paced)
     _replace(TokenScorer, "score", paced_score)
+    if pace.gradient:
+        _replace(Trainer, "execute", paced_execute)
     return pacer
 
 

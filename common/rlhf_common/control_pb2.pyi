@@ -268,6 +268,7 @@ class Register(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     DRAWS_BY_REQUEST_FIELD_NUMBER: _builtins.int
+    ACCUMULATES_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """names.worker_name(group, index)"""
     group: _builtins.str
@@ -287,6 +288,8 @@ class Register(_message.Message):
     """rlhf_api.protocol.PROTOCOL of the worker"""
     draws_by_request: _builtins.bool
     """whether it supports GenerateSample.drawing"""
+    accumulates: _builtins.bool
+    """training: whether it supports Accumulate"""
     @_builtins.property
     def state(self) -> Global___WorkerState:
         """state of a reconnecting worker; default for a new process"""
@@ -312,10 +315,11 @@ class Register(_message.Message):
         held: _abc.Iterable[Global___SampleProgress] | None = ...,
         protocol: _builtins.int = ...,
         draws_by_request: _builtins.bool = ...,
+        accumulates: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "device_name", b"device_name", "draws_by_request", b"draws_by_request", "group", b"group", "held", b"held", "incarnation", b"incarnation", "index", b"index", "pid", b"pid", "protocol", b"protocol", "rendezvous", b"rendezvous", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulates", b"accumulates", "address", b"address", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "device_name", b"device_name", "draws_by_request", b"draws_by_request", "group", b"group", "held", b"held", "incarnation", b"incarnation", "index", b"index", "pid", b"pid", "protocol", b"protocol", "rendezvous", b"rendezvous", "state", b"state", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -780,6 +784,7 @@ class CommandDone(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     MEASURE_FIELD_NUMBER: _builtins.int
     MIGRATE_FIELD_NUMBER: _builtins.int
+    ACCUMULATE_FIELD_NUMBER: _builtins.int
     command_id: _builtins.int
     @_builtins.property
     def failure(self) -> Global___Failure:
@@ -797,6 +802,8 @@ class CommandDone(_message.Message):
     def measure(self) -> Global___MeasureResult: ...
     @_builtins.property
     def migrate(self) -> Global___MigrateResult: ...
+    @_builtins.property
+    def accumulate(self) -> Global___AccumulateResult: ...
     def __init__(
         self,
         *,
@@ -808,12 +815,13 @@ class CommandDone(_message.Message):
         load: Global___LoadResult | None = ...,
         measure: Global___MeasureResult | None = ...,
         migrate: Global___MigrateResult | None = ...,
+        accumulate: Global___AccumulateResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "load", b"load", "measure", b"measure", "migrate", b"migrate", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "checkpoint", b"checkpoint", "failure", b"failure", "load", b"load", "measure", b"measure", "migrate", b"migrate", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "command_id", b"command_id", "failure", b"failure", "load", b"load", "measure", b"measure", "migrate", b"migrate", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "checkpoint", b"checkpoint", "command_id", b"command_id", "failure", b"failure", "load", b"load", "measure", b"measure", "migrate", b"migrate", "result", b"result", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["train", "checkpoint", "withdraw", "load", "measure", "migrate"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["train", "checkpoint", "withdraw", "load", "measure", "migrate", "accumulate"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
@@ -924,6 +932,37 @@ class TrainResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainResult: _TypeAlias = TrainResult  # noqa: Y015
+
+@_typing.final
+class AccumulateResult(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    MICROBATCHES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    iteration: _builtins.int
+    chunks: _builtins.int
+    """chunks of the iteration whose gradients the rank has"""
+    microbatches: _builtins.int
+    """micro-batches that the rank computed for this command"""
+    seconds: _builtins.float
+    """seconds of these"""
+    def __init__(
+        self,
+        *,
+        iteration: _builtins.int = ...,
+        chunks: _builtins.int = ...,
+        microbatches: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "iteration", b"iteration", "microbatches", b"microbatches", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccumulateResult: _TypeAlias = AccumulateResult  # noqa: Y015
 
 @_typing.final
 class CheckpointResult(_message.Message):
@@ -1991,6 +2030,7 @@ class Command(_message.Message):
     MIGRATE_FIELD_NUMBER: _builtins.int
     OFFLOAD_FIELD_NUMBER: _builtins.int
     SCORE_PREFIX_FIELD_NUMBER: _builtins.int
+    ACCUMULATE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def become_generation(self) -> Global___BecomeGeneration: ...
@@ -2020,6 +2060,8 @@ class Command(_message.Message):
     def offload(self) -> Global___Offload: ...
     @_builtins.property
     def score_prefix(self) -> Global___ScorePrefix: ...
+    @_builtins.property
+    def accumulate(self) -> Global___Accumulate: ...
     def __init__(
         self,
         *,
@@ -2038,12 +2080,13 @@ class Command(_message.Message):
         migrate: Global___Migrate | None = ...,
         offload: Global___Offload | None = ...,
         score_prefix: Global___ScorePrefix | None = ...,
+        accumulate: Global___Accumulate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "offload", b"offload", "save_checkpoint", b"save_checkpoint", "score", b"score", "score_prefix", b"score_prefix", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "offload", b"offload", "save_checkpoint", b"save_checkpoint", "score", b"score", "score_prefix", b"score_prefix", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "id", b"id", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "offload", b"offload", "save_checkpoint", b"save_checkpoint", "score", b"score", "score_prefix", b"score_prefix", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "become_generation", b"become_generation", "become_inference", b"become_inference", "become_training", b"become_training", "command", b"command", "exit", b"exit", "generate", b"generate", "id", b"id", "load_weights", b"load_weights", "measure", b"measure", "migrate", b"migrate", "offload", b"offload", "save_checkpoint", b"save_checkpoint", "score", b"score", "score_prefix", b"score_prefix", "train", b"train", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["become_generation", "become_inference", "become_training", "load_weights", "generate", "withdraw", "score", "train", "save_checkpoint", "exit", "measure", "migrate", "offload", "score_prefix"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["become_generation", "become_inference", "become_training", "load_weights", "generate", "withdraw", "score", "train", "save_checkpoint", "exit", "measure", "migrate", "offload", "score_prefix", "accumulate"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -2817,6 +2860,34 @@ class Train(_message.Message):
 Global___Train: _TypeAlias = Train  # noqa: Y015
 
 @_typing.final
+class Accumulate(_message.Message):
+    """Compute the gradients of the first chunks of an iteration's batch, in their order, and take no step
+    (spec.training.stream). The Train of the iteration computes the remaining chunks. A rank skips chunks whose gradients
+    it has.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    iteration: _builtins.int
+    chunks: _builtins.int
+    """total number of chunks so far, from 1"""
+    def __init__(
+        self,
+        *,
+        iteration: _builtins.int = ...,
+        chunks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "iteration", b"iteration"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Accumulate: _TypeAlias = Accumulate  # noqa: Y015
+
+@_typing.final
 class Measure(_message.Message):
     """Measure the duration of work on synthetic data of the job's shapes; changes no weight, optimizer state, random state
     or sample. Role training (the default), all ranks of a group at once: pipeline steps. Role generation: decode steps
@@ -2908,17 +2979,21 @@ class FetchBatchRequest(_message.Message):
 
     WORKER_FIELD_NUMBER: _builtins.int
     ITERATION_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     iteration: _builtins.int
+    chunk: _builtins.int
+    """the samples of one chunk of the iteration in progress, from 1; 0: the whole batch"""
     def __init__(
         self,
         *,
         worker: _builtins.str = ...,
         iteration: _builtins.int = ...,
+        chunk: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration", b"iteration", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "iteration", b"iteration", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2981,6 +3056,7 @@ class TrainSample(_message.Message):
     ABSTAINED_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
     sample: _builtins.int
     group: _builtins.int
     """shared by the samples of one prompt"""
@@ -2988,6 +3064,8 @@ class TrainSample(_message.Message):
     """no reward: masked out of the loss, never treated as zero"""
     finish_reason: _builtins.str
     """finish_reason of FinishedSample; empty: the sample failed"""
+    chunk: _builtins.int
+    """with spec.training.stream: number of its chunk, from 1, by which ranks order the sum"""
     @_builtins.property
     def prompt(self) -> Global___Array: ...
     @_builtins.property
@@ -3009,10 +3087,11 @@ class TrainSample(_message.Message):
         abstained: _builtins.bool = ...,
         versions: _abc.Iterable[Global___VersionSpan] | None = ...,
         finish_reason: _builtins.str = ...,
+        chunk: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "fields", b"fields", "finish_reason", b"finish_reason", "group", b"group", "prompt", b"prompt", "response", b"response", "sample", b"sample", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "chunk", b"chunk", "fields", b"fields", "finish_reason", b"finish_reason", "group", b"group", "prompt", b"prompt", "response", b"response", "sample", b"sample", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

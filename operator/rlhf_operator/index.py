@@ -166,7 +166,7 @@ class Index:
         return tuple((kind, each) for kind, each in result if each.owner == uid)[:MAX_UNREADABLE_NAMED]
 
     def put_pod(self, key: str, body: Mapping[str, Any]) -> bool:
-        """Store a version of a pod unless a newer one is known; return whether anything that decisions read has changed."""
+        """Store a version of a pod unless a newer one is known; return whether anything that decisions read changed."""
         pod = pod_of(body)
         if isinstance(pod, UnreadableObject) and not pod.uid:
             return self._cannot_read(key, "Pod", None, pod.why)

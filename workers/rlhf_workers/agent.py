@@ -290,6 +290,7 @@ class Agent:
             state=state,
             held=self._held.result() if self._held.done() else [],
             protocol=PROTOCOL,
+            accumulates=True,
             draws_by_request=True,
         )
 

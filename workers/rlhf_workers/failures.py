@@ -21,6 +21,7 @@ MEMORY_FIELDS: Final = {
     "score": "spec.inference.batchTokens",
     "training": "spec.training.microBatchSize",
     "train": "spec.training.microBatchSize",
+    "accumulate": "spec.training.microBatchSize",
     "become_generation": "spec.generation.gpusPerReplica",
     "become_inference": "spec.inference.gpusPerReplica",
     "become_training": "spec.training.gpusPerReplica",

@@ -45,8 +45,8 @@ class WorkerLogFields:
 
 
 def iteration_of(command: pb.Command) -> int | None:
-    """Return the iteration of a Generate, Score or Train command; None for others, and for one without samples to
-    generate or score. Drafts of the next iteration do not count."""
+    """Return the iteration of a Generate, Score, Train or Accumulate command; None for others, and for one without
+    samples to generate or score. Drafts of the next iteration do not count."""
     match command.WhichOneof("command"):
         case "generate":
             samples = command.generate.samples
@@ -55,6 +55,8 @@ def iteration_of(command: pb.Command) -> int | None:
             return next((each.key.iteration for each in command.score.samples), None)
         case "train":
             return command.train.iteration
+        case "accumulate":
+            return command.accumulate.iteration
     return None
 
 

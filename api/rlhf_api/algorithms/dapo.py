@@ -21,6 +21,7 @@ class DAPO(GroupGradientFields):
 
     summary: ClassVar = "DAPO: GRPO with decoupled clipping, dynamic sampling and overlong shaping, no critic."
     all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR)
+    advantages_by_group: ClassVar = True
 
     group_size: GroupSize = 16
     """Responses per prompt; must divide rollout.batchSize and algorithm.dapo.miniBatchSize."""
@@ -77,4 +78,15 @@ class DAPO(GroupGradientFields):
                 or values["spec.rollout.longRounds"] != "Auto"
             ),
             message=f"must not be Auto while {path}.refillRounds is above 0, which fills the batch already: set one",
+        )
+        yield Rule(
+            field="spec.training.stream",
+            node="spec",
+            cel=f"!has({below}) || {below}.refillRounds == 0 || self.training.stream == 'Disabled'",
+            holds=lambda values: (
+                not values.has(path)
+                or not values[f"{path}.refillRounds"]
+                or values["spec.training.stream"] == "Disabled"
+            ),
+            message=f"must be Disabled while {path}.refillRounds is above 0, which may drop a complete group: set one",
         )

@@ -36,6 +36,10 @@ class AlgorithmFields(ApiModel):
     """Whether each prompt gets one more response, its last sample, decoded greedily. Its reward is the baseline for the
     others; it is not trained on."""
 
+    advantages_by_group: ClassVar[bool] = False
+    """Whether the advantages of a response depend on the responses to its prompt alone, so that gradients of a prompt
+    can be computed before the batch is complete."""
+
     if TYPE_CHECKING:  # Fields of every algorithm, which each declares in its own order in the manifest.
         epochs: int
         mini_batch_size: int

@@ -12,6 +12,7 @@ class GRPO(GroupGradientFields):
 
     summary: ClassVar = "Group relative policy optimisation, no critic."
     all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR)
+    advantages_by_group: ClassVar = True
 
     advantage_scale: Literal["GroupStd", "None"] = "GroupStd"
     """Whether to divide the group-centred reward by the group's standard deviation."""

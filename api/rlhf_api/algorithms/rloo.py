@@ -15,6 +15,7 @@ class RLOO(GroupGradientFields):
 
     summary: ClassVar = "REINFORCE leave-one-out, no critic."
     all_tasks: ClassVar = (GENERATE, SCORE_REFERENCE, SCORE_REWARD, TRAIN_ACTOR)
+    advantages_by_group: ClassVar = True
 
     kl_coefficient: NonNegative = 0.05
     """Weight of the KL divergence to the reference model; 0 trains without a reference."""

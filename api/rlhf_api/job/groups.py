@@ -248,6 +248,9 @@ class Training(GroupFields):
     shared_prompts: Literal["Disabled", "Auto", "Enabled"] = "Disabled"
     """Enabled computes a prompt once for its responses in a micro-batch; Auto does so if this saves a
     predicted factor of 1.1 in operations. Needs packing."""
+    stream: Literal["Disabled", "Enabled"] = "Disabled"
+    """Enabled computes the gradients of finished, scored prompt groups while others decode; the step of the iteration
+    waits for the whole batch. For algorithms with advantages by group and one step per iteration."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer and learning rates."""
     lora: Lora | None = None

@@ -42,7 +42,7 @@ class RLHFJobSpec(ApiModel):
     """Dedicated: training ranks have their own pods. Colocated: rank r runs in the process of generation worker r; they
     take turns on its device."""
     devices: Devices | None = None
-    """Chooses placement and group sizes for a number of devices. Unset: the manifest's own placement and sizes apply."""
+    """Chooses placement and group sizes for a number of devices. Unset: the manifest's own sizes apply."""
     suspend: bool = False
     """True stops all workers until it is false again, after a checkpoint if checkpoints is set."""
     models: Models

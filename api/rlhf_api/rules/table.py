@@ -19,6 +19,7 @@ from rlhf_api.rules.environment import of_environment
 from rlhf_api.rules.evaluation import of_evaluation
 from rlhf_api.rules.experts import of_experts
 from rlhf_api.rules.failure import of_failure_policy
+from rlhf_api.rules.gradient_streaming import streaming_rules
 from rlhf_api.rules.lora import of_lora
 from rlhf_api.rules.parallelism import of_parallelism
 from rlhf_api.rules.paths import of_paths
@@ -244,6 +245,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _FORCED,
     *of_critic_overlap(),
     *of_rollout_overlap(),
+    *streaming_rules(),
     *of_placement(),
     *of_failure_policy(),
     *of_reward(),
@@ -288,6 +290,7 @@ IMMUTABLE: Final[tuple[str, ...]] = (
     "spec.training.microBatchTokens",
     "spec.training.packing",
     "spec.training.sharedPrompts",
+    "spec.training.stream",
     "spec.training.optimizer",
     "spec.training.lora",
     "spec.training.precision",
@@ -308,6 +311,7 @@ LAYOUT: Final[tuple[str, ...]] = (
     "spec.training.microBatchTokens",
     "spec.training.packing",
     "spec.training.sharedPrompts",
+    "spec.training.stream",
 )
 """The immutable fields of how processes share the work. They may change while a job is suspended or all processes of a
 run have ended."""

@@ -85,6 +85,26 @@ PLAN_DRIFT: Final = coordinator_gauge(
     "is the first one of this process or had a long recovery",
     run_metric="plan/drift",
 )
+STREAM_HIDDEN: Final = coordinator_gauge(
+    "rlhf_training_stream_hidden_seconds",
+    unit=Unit.SECONDS,
+    meaning="Time that the first training rank spent on gradients before the last token of the last finished "
+    "iteration was decoded.",
+    source="the training ranks: commands for gradients that ended before the last token; a coordinator that restarts "
+    "counts from its start",
+    normal="up to the whole time of training; 0 if all prompts end together",
+    absent="spec.training.stream is Disabled, or no iteration is finished",
+    run_metric="training/stream_hidden_seconds",
+)
+STREAM_MICROBATCHES: Final = coordinator_gauge(
+    "rlhf_training_stream_microbatches",
+    unit=Unit.NUMBER,
+    meaning="Micro-batches of the first training rank whose gradients were computed in that time.",
+    source="the training ranks, as for rlhf_training_stream_hidden_seconds",
+    normal="close to the micro-batches of the iteration on one rank if few long responses remain",
+    absent="spec.training.stream is Disabled, or no iteration is finished",
+    run_metric="training/stream_microbatches",
+)
 ROLLOUT_OVERLAP: Final = coordinator_gauge(
     "rlhf_rollout_overlap_seconds",
     unit=Unit.SECONDS,

@@ -21,6 +21,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.plan_drift_metrics import plan_drift_metrics
 from rlhf_coordinator.job.speculation_metrics import speculation_metrics
 from rlhf_coordinator.job.staleness_metrics import carried_tokens, round_metrics, staleness_metrics
+from rlhf_coordinator.job.streaming_metrics import streaming_metrics
 from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.state.ledger import Ledger
 from rlhf_coordinator.state.worker import Worker
@@ -57,6 +58,7 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
         **incremental_metrics(run),
         **speculation_metrics(run),
         **critic_overlap_metrics(run),
+        **streaming_metrics(run),
         **plan_drift_metrics(run),
     }
     return finite_metrics(metrics)

@@ -46,7 +46,7 @@ from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import take_given
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Cut, Evaluated, Record, Refill, Trained
 from rlhf_coordinator.storage.sample_codec import carried_messages, cut_message, key_message, schedule_messages
-from rlhf_coordinator.training import critic_overlap_choice, schedule_choice
+from rlhf_coordinator.training import critic_overlap_choice, gradient_streaming, schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver, keep_best
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,8 @@ class Actions:
             d.FormGroup: self._form_group,
             d.MeasureSchedule: lambda _: schedule_choice.measure_schedules(run),
             d.Train: self._train,
+            d.StreamGroups: partial(gradient_streaming.stream_groups, run),
+            d.Accumulate: partial(gradient_streaming.accumulate, run),
             d.ExitWorker: self._exit_worker,
             d.RestartGroup: self._restart_group,
             d.CommitBatch: lambda _: run.journal.commit(),
@@ -145,6 +147,7 @@ class Actions:
         run.training_metrics, run.advantages, run.shaped_rewards = {}, (), ()
         run.state.incremental.begin_iteration()
         run.state.siblings.begin_iteration()
+        gradient_streaming.begin_iteration(run)
         run.state.speculation.begin_iteration()
         run.state.ahead.begin_iteration(iteration)
         fusion_planning.begin_iteration(run)

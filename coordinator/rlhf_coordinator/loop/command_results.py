@@ -15,7 +15,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop import sample_failures
 from rlhf_coordinator.speculation import drafting_ahead
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand, Worker
-from rlhf_coordinator.training import schedule_choice
+from rlhf_coordinator.training import gradient_streaming, schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,8 @@ class CommandResults:
             worker.trained_version, worker.last_train = message.train.version, message.train
             if pending.kind is CommandKind.TRAIN:
                 self._run.state.fleet.pace.trained(pending.sent, worker.last_progress)
+        elif kind == "accumulate":
+            gradient_streaming.accumulated(self._run, worker, message.accumulate)
         elif pending.kind is CommandKind.CHECKPOINT:
             self._checkpoints.written(worker.name, message.checkpoint)
         elif pending.kind is CommandKind.BECOME:
@@ -121,7 +123,8 @@ class CommandResults:
 
     @staticmethod
     def _of_rank(pending: PendingCommand) -> bool:
-        return pending.role == Group.TRAINING or (pending.kind is CommandKind.UNKNOWN and not pending.from_ranks)
+        own = pending.role == Group.TRAINING or pending.kind is CommandKind.ACCUMULATE
+        return own or (pending.kind is CommandKind.UNKNOWN and not pending.from_ranks)
 
     def _can_do_without(self, worker: Worker) -> bool:
         """Return whether scoring can do without the worker: it generates, and there are inference workers."""

@@ -181,6 +181,24 @@ class Train:
 
 
 @dataclass(frozen=True)
+class StreamGroups:
+    """Journal the next prompts whose gradients ranks add before the batch is complete."""
+
+    groups: tuple[int, ...]
+    """Numbers of the prompts, in the order of the sum."""
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """Let a rank compute the gradients of the first chunks of the batch in progress."""
+
+    worker: str
+    iteration: int
+    chunks: int
+    """Total number of chunks so far."""
+
+
+@dataclass(frozen=True)
 class ExitWorker:
     """Tell a worker to exit."""
 
@@ -276,6 +294,8 @@ Decision = (
     | FormGroup
     | MeasureSchedule
     | Train
+    | StreamGroups
+    | Accumulate
     | ExitWorker
     | RestartGroup
     | CommitBatch

@@ -11,6 +11,7 @@ from rlhf_coordinator.scheduling import (
     dispatch,
     drafting_ahead,
     evaluation,
+    gradient_streaming,
     incremental_dispatch,
     iteration_end,
     oversampling,
@@ -78,6 +79,8 @@ def _work(context: JobContext, state: JobState, now: float, facts: DerivedState)
         *overdue(context, state, now),
         # The training group forms, or restarts; it trains when the whole batch is scored.
         *training_group.decide(context, state, now, facts.group),
+        # Ranks compute gradients of complete prompts while others decode.
+        *gradient_streaming.decide(context, state, facts.group),
         # The critics of the previous iteration are trained, where its policy was published first.
         *critic_overlap.decide(context, state, facts),
         # Every worker gets its role, and loads the weights of the job's version.

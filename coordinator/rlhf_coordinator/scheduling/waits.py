@@ -12,7 +12,7 @@ from rlhf_common.names import ExitCode
 from rlhf_coordinator.scheduling.decisions import Decision, ExitWorker, Finish
 from rlhf_coordinator.state.job_state import JobContext, JobState
 from rlhf_coordinator.state.sample import Sample, SampleState
-from rlhf_coordinator.state.worker import CommandKind, Worker
+from rlhf_coordinator.state.worker import COUNTED_COMMANDS, CommandKind, Worker
 
 FAILURES_SHOWN: Final = 8
 """Most samples that the status names."""
@@ -139,7 +139,7 @@ def _last_sign(state: JobState, worker: Worker, kind: CommandKind) -> float:
     """Return when a worker in a slow command last showed progress; 0 in a command that prepares it."""
     if kind in (CommandKind.BECOME, CommandKind.LOAD):
         return 0.0
-    if kind is CommandKind.TRAIN and worker.heartbeat.training_pieces:
+    if kind in COUNTED_COMMANDS and worker.heartbeat.training_pieces:
         # The progress of any rank counts for all of them.
         return max(rank.last_piece for rank in state.fleet.ranks())
     return max(worker.last_progress, worker.last_computing)
@@ -164,8 +164,9 @@ def _doing(worker: Worker) -> str:
 
 
 def _standing_still(state: JobState, kind: CommandKind) -> str:
-    """Describe which ranks in a slow command wait for no other rank; empty unless others wait, and outside a Train."""
-    if kind is not CommandKind.TRAIN:
+    """Describe which ranks in a slow command wait for no other rank; empty unless others wait, and outside a Train
+    or Accumulate."""
+    if kind not in COUNTED_COMMANDS:
         return ""
     training = [rank for rank in state.fleet.ranks() if rank.slow_command is not None]
     hanging = [rank.name for rank in training if not rank.heartbeat.waits_for]
@@ -181,7 +182,7 @@ def _working(context: JobContext, state: JobState, worker: Worker, before: float
         if since >= before:
             return []
         description = f"{worker.name} to {slow.detail}{_doing(worker)}"
-        counted = slow.kind is CommandKind.TRAIN and worker.heartbeat.training_pieces
+        counted = slow.kind in COUNTED_COMMANDS and worker.heartbeat.training_pieces
         limit = _of_training(context, state) if counted else math.inf
         cause = _standing_still(state, slow.kind)
         return [Wait(worker.name, description, since, True, False, limit=limit, cause=cause)]

@@ -3,7 +3,8 @@
 from rlhf_api.algorithms import has_greedy_baseline, samples_begun, samples_of_batch, samples_per_prompt
 from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.storage.batch import batch_parts, replayed
+from rlhf_coordinator.state.gradient_chunks import groups_per_chunk
+from rlhf_coordinator.storage.batch import batch_parts, chunk_parts, replayed
 
 KEPT = 2
 """Most batches in memory."""
@@ -40,5 +41,20 @@ class Batches:
                 raise LookupError(f"iteration {iteration} is not scored yet: {ledger.counts()}")
             while len(self._parts) >= KEPT:
                 del self._parts[next(iter(self._parts))]
-            self._parts[iteration] = list(batch_parts(ledger, run.prompts))
+            self._parts[iteration] = list(batch_parts(ledger, run.prompts, groups_per_chunk(run.context.spec)))
         return self._parts[iteration]
+
+    def chunk(self, iteration: int, chunk: int) -> list[pb.BatchPart]:
+        """Return all parts of one chunk of the iteration in progress.
+
+        Raises LookupError for another iteration, and for a chunk that is not journaled.
+        """
+        run = self._run
+        if iteration != run.state.iteration:
+            raise LookupError(
+                f"chunk {chunk} of iteration {iteration} is asked for; the job is in {run.state.iteration}"
+            )
+        try:
+            return list(chunk_parts(run.state.ledger, run.prompts, groups_per_chunk(run.context.spec), chunk))
+        except ValueError as error:
+            raise LookupError(str(error)) from error

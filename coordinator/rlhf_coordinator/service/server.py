@@ -83,12 +83,15 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     async def FetchBatch(  # noqa: N802
         self, request: pb.FetchBatchRequest, context: Context
     ) -> AsyncIterator[pb.BatchPart]:
-        """Send an iteration's batch in parts.
+        """Send an iteration's batch, or one chunk of it, in parts.
 
         The status is FAILED_PRECONDITION if the batch is not available, DATA_LOSS if its segment is incomplete.
         """
         try:
-            parts = self._batches.parts(request.iteration)
+            if request.chunk:
+                parts = self._batches.chunk(request.iteration, request.chunk)
+            else:
+                parts = self._batches.parts(request.iteration)
         except LookupError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error.args[0])[:MAX_STATUS_CHARACTERS])
         except JobError as error:

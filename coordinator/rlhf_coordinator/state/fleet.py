@@ -68,6 +68,7 @@ class Fleet:
         self.sizes = wanted(spec)
         self.rank_group, self.world_size = spec.rank_group, spec.training.ranks
         self.pace = HangDetector()
+        self._streams = spec.training.stream != "Disabled"
         self._add_missing(now)
         self.heartbeat = min(self.timeout / 6, max(1.0, len(self.workers) / HEARTBEATS_PER_SECOND))
         """Seconds between two heartbeats of a worker, from the number of workers at the start."""
@@ -134,6 +135,11 @@ class Fleet:
             return Refused(f"worker {message.worker!r} is not part of this job; it wants {names}")
         same = worker.incarnation == message.incarnation
         worker.refused = mismatch(message.worker, message.protocol, PROTOCOL)
+        if self._streams and worker.rank is not None and not message.accumulates:
+            worker.refused = (
+                f"{message.worker} is of a release without spec.training.stream: name the coordinator's release in the "
+                "pod template of its group, or set the field to Disabled in the suspended job"
+            )
         if worker.refused:
             return Refused(worker.refused, Cause.INCOMPATIBLE)
         if not message.incarnation:
@@ -158,15 +164,16 @@ class Fleet:
         worker.blameless = False
         worker.incarnation, worker.address = message.incarnation, message.address
         worker.rendezvous, worker.device = message.rendezvous, message.device
-        worker.draws_by_request = message.draws_by_request
+        worker.draws_by_request, worker.accumulates = message.draws_by_request, message.accumulates
         worker.roles, worker.versions = roles_of(state), dict(state.versions)
         worker.trained_version, worker.group_epoch = state.trained_version, state.group_epoch
         worker.last_train = state.last_train if state.HasField("last_train") else keep
-        worker.train_failure, worker.schedule_table = None, ""
+        worker.train_failure, worker.schedule_table, worker.streamed = None, "", (0, 0)
         worker.pending, worker.scorer_onloaded = {}, True
         if state.busy:
             detail = "finish the command of its last session"
-            pending = PendingCommand(CommandKind.UNKNOWN, now, detail, from_ranks=state.command in WEIGHT_READS)
+            kind = CommandKind.ACCUMULATE if state.command == CommandKind.ACCUMULATE else CommandKind.UNKNOWN
+            pending = PendingCommand(kind, now, detail, from_ranks=state.command in WEIGHT_READS)
             worker.pending[state.command_id] = pending
         worker.since = worker.last_heard = worker.last_progress = worker.last_computing = now
         worker.last_piece = now

@@ -27,6 +27,7 @@ from rlhf_coordinator.state.long_rounds_state import LongRoundsState
 from rlhf_coordinator.state.plan_drift_state import PlanDriftState
 from rlhf_coordinator.state.sibling_state import SiblingState
 from rlhf_coordinator.state.speculation_state import SpeculationState
+from rlhf_coordinator.state.streamed_work import StreamedWork
 from rlhf_planner.plan_search.cost_document import CostDocument
 from rlhf_planner.schedule.serial import METHOD as SERIAL
 
@@ -204,6 +205,7 @@ class JobState:
     open_report: OpenReport | None = None
     """Report of the previous iteration while its training, or that of its critics, is open; otherwise None."""
     critic_overlap: CriticOverlapState = field(default_factory=CriticOverlapState)
+    streamed_work: StreamedWork = field(default_factory=StreamedWork)
     long_rounds: LongRoundsState = field(default_factory=LongRoundsState)
     groups_dropped: int = 0
     """Groups of this iteration that were dropped and counted."""

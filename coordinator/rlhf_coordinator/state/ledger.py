@@ -70,6 +70,8 @@ class Ledger(ScoringLedger):
         """Number of moves of samples: to another worker with the KV cache, or to the queue with their tokens."""
         self.carried: tuple[CarriedSample, ...] = ()
         """Carried samples that became the first samples, in their order."""
+        self.streamed: list[int] = []
+        """Prompts whose gradients ranks add before the batch is complete, in the order of the sum."""
         self.waiting: tuple[CarriedSample, ...] = ()
         """Samples that earlier iterations cut off and that wait for a later one, those that waited longest first."""
 

@@ -20,6 +20,7 @@ class CommandKind(StrEnum):
     GENERATE = "generate"
     SCORE = "score"
     TRAIN = "train"
+    ACCUMULATE = "accumulate"
     MEASURE = "measure"
     CHECKPOINT = "checkpoint"
     WITHDRAW = "withdraw"
@@ -35,12 +36,17 @@ SLOW_COMMANDS: Final = frozenset(
         CommandKind.BECOME,
         CommandKind.LOAD,
         CommandKind.TRAIN,
+        CommandKind.ACCUMULATE,
         CommandKind.MEASURE,
         CommandKind.CHECKPOINT,
         CommandKind.UNKNOWN,
     }
 )
 """Commands that make a worker busy: while one is pending, `idle` is false."""
+
+
+COUNTED_COMMANDS: Final = frozenset({CommandKind.TRAIN, CommandKind.ACCUMULATE})
+"""Commands in which a rank reports finished units of work."""
 
 
 WEIGHT_READS: Final = frozenset({"load_weights", "become_generation", "become_inference"})
@@ -107,6 +113,8 @@ class Worker:
     address: str = ""
     rendezvous: str = ""
     device: str = ""
+    accumulates: bool = False
+    """Whether its rank can compute gradients before the batch is complete."""
     draws_by_request: bool = False
     """Whether it applies the sampling settings of each request."""
     roles: frozenset[str] = frozenset()
@@ -118,6 +126,8 @@ class Worker:
     group_epoch: int = 0
     schedule_table: str = ""
     """Schedule table with which it trains; empty if unknown."""
+    streamed: tuple[int, int] = (0, 0)
+    """Iteration, and number of its chunks whose gradients its rank has, as far as known."""
     last_train: pb.TrainResult | None = None
     """Result of its last finished Train."""
     train_failure: pb.Failure | None = None
@@ -167,7 +177,8 @@ class Worker:
 
     @property
     def rank_command(self) -> PendingCommand | None:
-        """The slow command of its rank, if any, as far as known."""
+        """The slow command of its rank, if any, as far as known. An Accumulate, which changes no weight, is left
+        out."""
         for item in self.pending.values():
             own = (
                 item.kind in (CommandKind.TRAIN, CommandKind.CHECKPOINT, CommandKind.UNKNOWN)
@@ -179,9 +190,13 @@ class Worker:
 
     @property
     def training_since(self) -> float:
-        """Moment when the Train was sent that is the pending slow command; 0 without one."""
+        """Moment when the Train or Accumulate was sent that is the pending slow command; 0 without one."""
         slow = self.slow_command
-        return slow.sent if slow is not None and slow.kind is CommandKind.TRAIN else 0.0
+        return slow.sent if slow is not None and slow.kind in COUNTED_COMMANDS else 0.0
+
+    def chunks_of(self, iteration: int) -> int:
+        """Return the number of chunks of an iteration whose gradients its rank has, as far as known."""
+        return self.streamed[1] if self.streamed[0] == iteration else 0
 
     @property
     def critic_update_pending(self) -> bool:
@@ -219,6 +234,6 @@ class Worker:
         """Reset the session, the roles, the versions and the commands of a process that is gone."""
         self.session = 0
         self.roles, self.versions, self.trained_version, self.group_epoch = frozenset(), {}, 0, 0
-        self.pending, self.last_train, self.train_failure = {}, None, None
+        self.pending, self.last_train, self.train_failure, self.streamed = {}, None, None, (0, 0)
         self.leaving, self.draining_since = False, 0.0
         self.rates = (0.0, 0.0)

@@ -15,8 +15,9 @@ from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.state.batch_refill import NO_REFILL
 from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.evaluation_state import FIRST_SAMPLE
+from rlhf_coordinator.state.gradient_chunks import chunk_numbers
 from rlhf_coordinator.state.ledger import Ledger
-from rlhf_coordinator.state.sample import Origin, PackedResponse
+from rlhf_coordinator.state.sample import Origin, PackedResponse, Sample
 from rlhf_coordinator.storage.journal_pb2 import Record
 from rlhf_coordinator.storage.prompts import PromptSet
 from rlhf_coordinator.storage.sample_codec import (
@@ -102,6 +103,8 @@ def restore_record(ledger: Ledger, record: Record, first: int = 0) -> None:
             ledger.restore_tokens(message.key.sample, response)
             ledger.samples[message.key.sample].decoded_by = list(cut_sample.decoded_by)
         ledger.cut(record.cut.groups)
+    elif kind == "streamed":
+        ledger.streamed.extend(record.streamed.groups)
 
 
 def refill_rule(records: Sequence[Record], otherwise: RefillRule = NO_REFILL) -> RefillRule:
@@ -153,19 +156,41 @@ def replayed(
     return ledger
 
 
-def batch_parts(ledger: Ledger, prompts: PromptSet) -> Iterator[pb.BatchPart]:
+def batch_parts(ledger: Ledger, prompts: PromptSet, per_chunk: int = 0) -> Iterator[pb.BatchPart]:
     """Yield the batch in its order, in parts of about CHUNK_BYTES, with its samples renumbered without gaps.
 
-    Raises ValueError unless all samples are scored or left out.
+    `per_chunk`: prompts per chunk of a streaming job; 0 for other jobs. Raises ValueError unless all samples are scored
+    or left out.
     """
     if not ledger.all_scored:
         raise ValueError(f"iteration {ledger.iteration} is not scored yet: {ledger.counts()}")
-    batch = ledger.batch()
+    batch = [(place, sample, masked) for place, (sample, masked) in enumerate(ledger.batch())]
+    return _parts(batch, ledger, prompts, per_chunk)
+
+
+def chunk_parts(ledger: Ledger, prompts: PromptSet, per_chunk: int, chunk: int) -> Iterator[pb.BatchPart]:
+    """Yield the samples of one chunk, counted from 1, as `batch_parts` does.
+
+    Raises ValueError unless the chunk is journaled.
+    """
+    groups = ledger.streamed[(chunk - 1) * per_chunk : chunk * per_chunk]
+    if chunk < 1 or len(groups) < per_chunk:
+        raise ValueError(f"iteration {ledger.iteration} has {len(ledger.streamed)} prompts in chunks, none in {chunk}")
+    chosen = [(sample.index, sample, sample.failed) for group in groups for sample in ledger.members_of(group)]
+    return _parts(chosen, ledger, prompts, per_chunk)
+
+
+def _parts(
+    batch: Sequence[tuple[int, Sample, bool]], ledger: Ledger, prompts: PromptSet, per_chunk: int
+) -> Iterator[pb.BatchPart]:
+    """Yield samples, given as (place in the batch, sample, whether it is masked out), in parts."""
+    chunks = chunk_numbers(ledger.streamed, len(ledger.samples) // ledger.group_size, per_chunk)
     total = len(batch)
     part, size = pb.BatchPart(total=total), 0
-    for place, (sample, masked) in enumerate(batch):
+    for place, sample, masked in batch:
         prompt = prompts.prompt(*sample.origin).tokens
         message = train_sample(sample, place, prompts.group(place), prompt, masked=masked)
+        message.chunk = chunks[place // ledger.group_size] if per_chunk else 0
         if size and size + message.ByteSize() > CHUNK_BYTES:
             yield part
             part, size = pb.BatchPart(total=total), 0

@@ -33,6 +33,7 @@ class Record(_message.Message):
     SCORED_GROUP_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
     CRITICS_TRAINED_FIELD_NUMBER: _builtins.int
+    STREAMED_FIELD_NUMBER: _builtins.int
     DECODED_BY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def begun(self) -> Global___Begun:
@@ -69,6 +70,10 @@ class Record(_message.Message):
         """report of the previous iteration"""
 
     @_builtins.property
+    def streamed(self) -> Global___Streamed:
+        """ranks compute gradients of these prompts before the batch is complete"""
+
+    @_builtins.property
     def decoded_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """with `finished`: workers that decoded it, in order"""
 
@@ -85,13 +90,14 @@ class Record(_message.Message):
         scored_group: Global___ScoredGroup | None = ...,
         cut: Global___Cut | None = ...,
         critics_trained: Global___CriticsTrained | None = ...,
+        streamed: Global___Streamed | None = ...,
         decoded_by: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "critics_trained", b"critics_trained", "cut", b"cut", "failed", b"failed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "scored_group", b"scored_group", "trained", b"trained"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "critics_trained", b"critics_trained", "cut", b"cut", "failed", b"failed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "scored_group", b"scored_group", "streamed", b"streamed", "trained", b"trained"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "critics_trained", b"critics_trained", "cut", b"cut", "decoded_by", b"decoded_by", "failed", b"failed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "scored_group", b"scored_group", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "closed", b"closed", "critics_trained", b"critics_trained", "cut", b"cut", "decoded_by", b"decoded_by", "failed", b"failed", "finished", b"finished", "prompt", b"prompt", "record", b"record", "scored", b"scored", "scored_group", b"scored_group", "streamed", b"streamed", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["begun", "finished", "scored", "trained", "closed", "prompt", "failed", "scored_group", "cut", "critics_trained"]  # noqa: Y015
+    _WhichOneofReturnType_record: _TypeAlias = _typing.Literal["begun", "finished", "scored", "trained", "closed", "prompt", "failed", "scored_group", "cut", "critics_trained", "streamed"]  # noqa: Y015
     _WhichOneofArgType_record: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_record) -> _WhichOneofReturnType_record | None: ...
 
@@ -148,6 +154,30 @@ class Cut(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cut: _TypeAlias = Cut  # noqa: Y015
+
+@_typing.final
+class Streamed(_message.Message):
+    """Prompts whose gradients ranks add next, before the batch is complete (spec.training.stream)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of prompts in the iteration, in the order of the sum"""
+
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Streamed: _TypeAlias = Streamed  # noqa: Y015
 
 @_typing.final
 class Begun(_message.Message):

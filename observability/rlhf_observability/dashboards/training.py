@@ -95,6 +95,7 @@ SCHEDULE: Final = Row(
                 per_job(training.PREDICTED_STEP, "predicted"),
                 per_job(training.CRITIC_OVERLAP, "critics beside decoding"),
                 per_job(training.ROLLOUT_OVERLAP, "all models beside decoding"),
+                per_job(training.STREAM_HIDDEN, "gradients before the last token"),
             ),
         ),
         lines(

@@ -41,6 +41,7 @@ def ready_state(
             address=f"host:{number}",
             rendezvous="host:1",
             state=reported,
+            accumulates=True,
             draws_by_request=True,
         )
         state.fleet.register(register, number, NOW)

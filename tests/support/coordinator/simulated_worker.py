@@ -200,6 +200,7 @@ class SimulatedWorker(SimulatedSamples, SimulatedRank):
             state=state,
             held=progress,
             protocol=self.protocol,
+            accumulates=True,
             draws_by_request=True,
         )
 

@@ -74,6 +74,12 @@ DIVIDED: Final[Json] = {
     "spec.devices": {"count": 64, "fixed": ["Placement", "Generation", "Inference", "Training"]},
 }
 """A number of devices, with all sizes as written."""
+STREAMED: Final[Json] = {
+    "spec.algorithm.ppo": None,
+    "spec.algorithm.grpo": {"groupSize": 8, "miniBatchSize": 512},
+    "spec.training.parallelism": {"data": 2},
+}
+"""An algorithm and a layout that stream gradients, instead of those of the examples."""
 SHOWN: Final = "ppo"
 """Algorithm of the example that rows are made from."""
 BESIDE: Final[dict[tuple[str, str], Json]] = {
@@ -91,6 +97,7 @@ BESIDE: Final[dict[tuple[str, str], Json]] = {
     },
     ("spec.training.sharedPrompts", "Auto"): {"spec.training.packing": True},
     ("spec.training.sharedPrompts", "Enabled"): {"spec.training.packing": True},
+    ("spec.training.stream", "Enabled"): STREAMED,
     ("spec.training.parallelism.sequenceParallel", "Enabled"): {
         "spec.training.backend": "megatron",
         "spec.training.parallelism.tensor": 2,
@@ -180,6 +187,7 @@ FIXED: Final[dict[str, tuple[Json, list[str]]]] = {
     "spec.training.microBatchTokens": ({"spec.training.microBatchTokens": 4096}, []),
     "spec.training.packing": ({"spec.training.packing": True}, []),
     "spec.training.sharedPrompts": ({"spec.training.packing": True, "spec.training.sharedPrompts": "Enabled"}, []),
+    "spec.training.stream": ({**STREAMED, "spec.training.stream": "Enabled"}, []),
     "spec.training.optimizer": ({"spec.training.optimizer.learningRate": 0.1}, []),
     "spec.training.lora": ({"spec.training.lora": {"rank": 4}}, []),
     "spec.training.precision": ({"spec.training.precision": "Float32"}, []),

@@ -18,7 +18,7 @@ from rlhf_workers.training.training_role import SpanBuffer, TrainingRole
 class MadeBatches:
     """A batch source with one batch per iteration."""
 
-    def fetch(self, iteration: int) -> list[pb.TrainSample]:
+    def fetch(self, iteration: int, chunk: int = 0) -> list[pb.TrainSample]:
         return make_samples(seed=iteration)
 
 

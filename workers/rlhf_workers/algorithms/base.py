@@ -87,6 +87,14 @@ class Algorithm:
         weights = token_mean_weights(mini_batch_mask(batch, rows))
         return dict.fromkeys(self.context.graph.trained, weights)
 
+    def loss_units(self, mask: torch.Tensor) -> int:
+        """Return the count by which `token_weights` divides the losses of samples with this mask, bool [B, T].
+
+        Weights times this count depend on their own response alone, so counts of disjoint samples add up. Default: the
+        number of tokens.
+        """
+        return int(mask.sum())
+
     def objectives(self) -> dict[str, Objective]:
         """Return model role -> objective with empty statistics, for every trained role."""
         return {role: self._objective(role.value, role.kind) for role in self.context.graph.trained}

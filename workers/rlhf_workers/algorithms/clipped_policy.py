@@ -83,6 +83,10 @@ class ClippedPolicyGradient(Algorithm, Generic[Fields]):
             weights[self.context.graph.policy] = constant_length_weights(mask, self.context.max_response_tokens)
         return weights
 
+    def loss_units(self, mask: torch.Tensor) -> int:
+        tokens = self.fields.loss_aggregation == "TokenMean"
+        return super().loss_units(mask) if tokens else int(mask.any(dim=1).sum())
+
     def policy_loss(self, log_p: torch.Tensor, entropy: torch.Tensor, microbatch: MicroBatch) -> PolicyTerms:
         surrogate, reference = self.surrogate(log_p, microbatch), self.reference_of(microbatch)
         kl = bonus = None

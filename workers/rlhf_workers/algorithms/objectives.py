@@ -80,6 +80,12 @@ class Statistics:
             if name in maxima:
                 self.maxima[place] = torch.maximum(self.maxima[place], maxima[name].double())
 
+    def scale_losses(self, factor: float) -> None:
+        """Multiply the sums that carry the weights of the loss."""
+        for name in WEIGHTED_SUMS:
+            if name in self.names:
+                self.sums[self.names.index(name)] *= factor
+
     def numbers(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return (sums by name, maxima by name)."""
         return (
@@ -91,6 +97,8 @@ class Statistics:
 _LOSS_TERMS: Final = ("policy_loss", "kl_loss", "entropy_loss")
 """Terms of a policy's loss; they are summed with the weights of the loss, so they add up to it."""
 _TERM_SUMS: Final = ("clipped_low", "clipped_high", *_LOSS_TERMS)
+WEIGHTED_SUMS: Final = ("loss", *_LOSS_TERMS)
+"""Sums over losses with the weights of their tokens."""
 
 
 class Objective(Protocol):

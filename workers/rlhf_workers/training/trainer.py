@@ -14,7 +14,7 @@ import torch
 from rlhf_api.algorithms import ModelRole
 from rlhf_api.job import RLHFJobSpec
 from rlhf_common.schedule import ScheduleTable
-from rlhf_workers.algorithms.objectives import Objective
+from rlhf_workers.algorithms.objectives import Objective, Statistics
 from rlhf_workers.algorithms.registry import build_algorithm
 from rlhf_workers.devices.host_copies import wait_for
 from rlhf_workers.models.precision import shared_casts
@@ -25,6 +25,7 @@ from rlhf_workers.training.batches.token_budget import MicroBatchPlan
 from rlhf_workers.training.batches.training_batch import MicroBatch, TrainingBatch, micro_batch
 from rlhf_workers.training.communication.communicator import Communicator
 from rlhf_workers.training.draft_training import DraftTraining
+from rlhf_workers.training.gradient_stream import GradientStream
 from rlhf_workers.training.model_order import train_policy_first
 from rlhf_workers.training.objective_metrics import Norms, Objectives, objective_metrics, say_mismatch
 from rlhf_workers.training.old_log_probabilities import OldLogProbabilities
@@ -98,6 +99,8 @@ class Trainer:
         """Whether only the policy of the current iteration is trained; its weights are then final."""
         self._rates: dict[str, float] = {}
         """Learning rate of the last optimizer step, by model."""
+        self.stream = GradientStream()
+        """Gradients of an iteration whose batch is not complete."""
         check_mini_batch(spec, layout)
 
     def train(
@@ -120,9 +123,9 @@ class Trainer:
     def _train(
         self, iteration: int, batch: TrainingBatch, iterations: int, policy_first: bool
     ) -> Generator[None, None, dict[str, float]]:
-        self.step_seconds, self.bubble_seconds = [], 0.0
-        for hook in self.hooks:
-            hook.begin()
+        streamed = bool(self.stream.chunks(iteration))
+        if not streamed:
+            self.begin_iteration()
         total = steps_of(self.spec, iterations or self.spec.iterations)
         self.progress.look_ahead(total, self.spec.training.optimizer.warmup_steps)
         self._policy_held = not self.spec.algorithm.fields.trains_policy(iteration)
@@ -131,14 +134,16 @@ class Trainer:
         with measured(self._span, "train/advantages"):
             self.algorithm.begin_iteration(iteration)
             batch = self.algorithm.prepare(batch)
-            objectives = self.objectives()
+            objectives = self.stream.objectives if streamed else self.objectives()
         if self._policy_held:
             del objectives[self._policy]
         self.sample_advantages = batch.sample_means("advantages")
         self.sample_rewards = self.algorithm.shaped_rewards(batch).masked_fill(~batch.valid, math.nan).tolist()
         norms: Norms = {model: [] for model in objectives}
         non_finite = self.progress.non_finite.total
-        if policy_first and not self._policy_held and len(objectives) > 1:
+        if streamed:
+            skipped = self.stream.finish(self, norms)
+        elif policy_first and not self._policy_held and len(objectives) > 1:
             skipped = yield from train_policy_first(self, self._policy, iteration, batch, objectives, norms)
         else:
             skipped = yield from self.train_models(iteration, batch, objectives, norms, set())
@@ -155,6 +160,24 @@ class Trainer:
         self.algorithm.finish_iteration(metrics)
         self.critics_behind = False
         return metrics
+
+    def begin_iteration(self) -> None:
+        """Reset the times and the hooks of an iteration."""
+        self.step_seconds, self.bubble_seconds = [], 0.0
+        for hook in self.hooks:
+            hook.begin()
+
+    def accumulate(self, iteration: int, samples: tuple[int, ...], chunk: TrainingBatch) -> int:
+        """Add the gradients of the next chunk of an iteration, whole prompts, and take no step; return its
+        micro-batches on this rank. `samples`: numbers of its samples in the batch.
+
+        The `train` of the iteration takes the step with them. After an exception the iteration has no gradients.
+        """
+        try:
+            return self.stream.add(self, iteration, samples, chunk)
+        except Exception:
+            self.stream.drop(self.optimizers.values())
+            raise
 
     def train_models(
         self, iteration: int, batch: TrainingBatch, objectives: Objectives, norms: Norms, left_out: set[int]
@@ -203,20 +226,38 @@ class Trainer:
 
         Return an empty result, without a step, if a loss or a gradient is not finite. Raises WorkError after too many.
         """
-        hooks = self.hooks if self._policy in objectives else ()
-        plan = self.splitter.split(self.layout, rows, batch)
-        for hook in () if self.critics_behind else self.hooks:
-            hook.add_mini_batch(plan, batch.lengths)
-        layout = plan.layout.of_models(objectives)
-        work = self.mini_batch(batch, plan, objectives, [note for hook in hooks if (note := hook.policy_note())])
         before = {model: objective.statistics.copy() for model, objective in objectives.items()}
+        self.add_gradients(batch, self.splitter.split(self.layout, rows, batch), objectives)
+        return self.take_step(iteration, objectives, before)
+
+    def add_gradients(
+        self,
+        batch: TrainingBatch,
+        plan: MicroBatchPlan,
+        objectives: Objectives,
+        factor: float = 1.0,
+        *,
+        continued: bool = False,
+    ) -> None:
+        """Add the gradients of a plan's samples, each loss times `factor`. `continued`: they belong to the mini-batch
+        of the plan before."""
+        hooks = self.hooks if self._policy in objectives else ()
+        for hook in () if self.critics_behind else self.hooks:
+            hook.add_mini_batch(plan, batch.lengths, continued=continued)
+        layout = plan.layout.of_models(objectives)
+        notes = [note for hook in hooks if (note := hook.policy_note())]
+        work = self.mini_batch(batch, plan, objectives, notes, factor)
         start = time.time_ns()
         with shared_casts(self.device, self.compute):
             timed = self.execute(layout, work)
         self._report(timed, start, time.time_ns())
-        tokens = int(batch.mask[rows].sum())
+        tokens = int(batch.mask[plan.samples].sum())
         for hook in hooks:
             hook.backward(tokens)
+
+    def take_step(self, iteration: int, objectives: Objectives, before: Mapping[str, Statistics]) -> dict[str, float]:
+        """Take the step of `_step`, with all gradients so far. `before`: statistics of the models before these."""
+        hooks = self.hooks if self._policy in objectives else ()
         with measured(self._span, "train/gradients"):
             sum_gradients(objectives, self.layout, self.stages, self.optimizers, self.communicator)
             losses, squares = all_reduce_norms(objectives, before, self.layout, self.optimizers, self.communicator)
@@ -273,12 +314,20 @@ class Trainer:
         wait_for(self.device)
 
     def mini_batch(
-        self, batch: TrainingBatch, plan: MicroBatchPlan, objectives: Objectives, notes: Sequence[Note] = ()
+        self,
+        batch: TrainingBatch,
+        plan: MicroBatchPlan,
+        objectives: Objectives,
+        notes: Sequence[Note] = (),
+        factor: float = 1.0,
     ) -> dict[int, StageWork]:
-        """Return this rank's work on a mini-batch, by pipeline index, for the models with an objective. `notes` receive
-        the outputs of the policy's last stage.
+        """Return this rank's work on a mini-batch, by pipeline index, for the models with an objective.
+
+        `notes` receive the outputs of the policy's last stage. `factor` multiplies every loss.
         """
         weights = self.algorithm.token_weights(batch, plan.samples)
+        if factor != 1.0:
+            weights = {model: values * factor for model, values in weights.items()}
 
         def cell(samples: list[int]) -> MicroBatch:
             return micro_batch(batch, samples, weights, plan.packed, self._context, plan.prompts).to(self.device)

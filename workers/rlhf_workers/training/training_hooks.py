@@ -17,8 +17,11 @@ class TrainingHook:
     def begin(self) -> None:
         """Start an iteration, also after a failed one."""
 
-    def add_mini_batch(self, plan: MicroBatchPlan, lengths: Sequence[int]) -> None:
-        """Count a split mini-batch. If the policy comes first, the pass of the critics does not call this."""
+    def add_mini_batch(self, plan: MicroBatchPlan, lengths: Sequence[int], *, continued: bool = False) -> None:
+        """Count a split mini-batch. If the policy comes first, the pass of the critics does not call this.
+
+        `continued`: it is another chunk of the mini-batch before it.
+        """
 
     def policy_note(self) -> Note | None:
         """Return the function that receives the states of the policy's last stage, if there is one."""

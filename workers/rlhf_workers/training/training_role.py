@@ -28,8 +28,8 @@ from rlhf_workers.settings import read_settings
 from rlhf_workers.training.backends.registry import TrainingBackend, build_backend
 from rlhf_workers.training.batches.coordinator_batches import CoordinatorBatches
 from rlhf_workers.training.batches.greedy_baselines import without_greedy
-from rlhf_workers.training.batches.reward_shaping import shaped
-from rlhf_workers.training.batches.training_batch import batch_from
+from rlhf_workers.training.batches.job_batch import job_batch
+from rlhf_workers.training.batches.streamed_chunks import chunks_of, missing, numbers_of, renumbered
 from rlhf_workers.training.communication.communicator import PeerLostError
 from rlhf_workers.training.communication.transport import TRANSPORTS
 from rlhf_workers.worker_role import Outbox
@@ -61,15 +61,15 @@ class KeptWeights:
 class BatchSource(Protocol):
     """Source of batches."""
 
-    def fetch(self, iteration: int) -> list[pb.TrainSample]:
-        """Return all samples of an iteration's batch."""
+    def fetch(self, iteration: int, chunk: int = 0) -> list[pb.TrainSample]:
+        """Return all samples of an iteration's batch, or those of one chunk, counted from 1."""
 
 
 class TrainingRole:
     """One rank; see `worker_role.WorkerRole` and `WeightProvider`."""
 
     name = "training"
-    handles = frozenset({"train", "save_checkpoint", "measure"})
+    handles = frozenset({"train", "accumulate", "save_checkpoint", "measure"})
 
     def __init__(
         self,
@@ -101,6 +101,8 @@ class TrainingRole:
     def handle(self, command: pb.Command, outbox: Outbox) -> None:
         if command.WhichOneof("command") == "train":
             self._begin_training(command, outbox)
+        elif command.WhichOneof("command") == "accumulate":
+            self._begin_accumulating(command, outbox)
         elif command.WhichOneof("command") == "measure":
             self._begin_measuring(command, outbox)
         else:
@@ -118,6 +120,8 @@ class TrainingRole:
             self._running = None
             if isinstance(finished.value, pb.MeasureResult):
                 outbox.done(pb.CommandDone(command_id=command.id, measure=finished.value))
+            elif isinstance(finished.value, pb.AccumulateResult):
+                outbox.done(pb.CommandDone(command_id=command.id, accumulate=finished.value))
             else:
                 self._finish_training(command, finished.value, outbox)
         except PeerLostError as error:
@@ -171,8 +175,8 @@ class TrainingRole:
     def _require_version(self, model: str, version: int) -> None:
         """Raise WorkError unless this rank has a model at a version, and is not training."""
         self._refuse_broken()
-        if self._version != version or self._running is not None:
-            holds = f"trains version {self._version + 1}" if self._running else f"holds version {self._version}"
+        if self._version != version or self._changes_weights:
+            holds = f"trains version {self._version + 1}" if self._changes_weights else f"holds version {self._version}"
             raise WorkError("WrongVersion", f"{model} version {version} was asked for; this rank {holds}")
         if self._half_done is not None and model in self._critics:
             raise WorkError("WrongVersion", f"{model} version {version} was asked for; it is yet to be trained")
@@ -213,6 +217,22 @@ class TrainingRole:
         self._steps_before = self._backend.steps
         self._running = command, self._backend.measure(command.measure)
 
+    def _begin_accumulating(self, command: pb.Command, outbox: Outbox) -> None:
+        order = command.accumulate
+        self._refuse_broken()
+        if order.iteration != self._version or self._running is not None or self._half_done is not None:
+            message = (
+                f"gradients of iteration {order.iteration} were asked for; this rank is at {self._version}, or busy"
+            )
+            raise WorkError("WrongVersion", message, retryable=True)
+        self._spans.iteration, self._steps_before = order.iteration, self._backend.steps
+        self._running = command, self._accumulate(order, outbox)
+
+    @property
+    def _changes_weights(self) -> bool:
+        """Whether a command runs that may change or move weights, which computing gradients does not."""
+        return self._running is not None and self._running[0].WhichOneof("command") != "accumulate"
+
     def _wake(self, iteration: int, outbox: Outbox) -> None:
         if self._offloaded:
             start_ns = time.time_ns()
@@ -230,12 +250,9 @@ class TrainingRole:
         profiled = (yield from self._profile(iteration, outbox)) if self._profile_pending else {}
         samples = self._batches.fetch(iteration)
         outbox.span("train/fetch", start_ns, time.time_ns(), iteration)
-        graph, longest = graph_of(spec), spec.rollout.max_response_tokens
-        holes = spec.rollout.environment is not None
-        version = iteration if spec.rollout.may_be_stale else None
-        fields, parts = graph.batch_fields, graph.reward_parts
-        unshaped = batch_from(samples, samples_of_batch(spec), fields, parts, holes, version)
-        batch, shaping = shaped(unshaped, spec.reward_shaping, graph.combination, longest)
+        batch, shaping = job_batch(spec, iteration, samples, samples_of_batch(spec))
+        if chunks := chunks_of(samples):
+            yield from self._add_chunks(iteration, chunks)
         if has_greedy_baseline(spec):
             batch = without_greedy(batch, samples_per_prompt(spec))
         policy_first = order.part == pb.TRAIN_PART_POLICY
@@ -252,6 +269,31 @@ class TrainingRole:
             metrics["bubble_share"] = self._backend.bubble_seconds / whole
         metrics["step_seconds"] = statistics.median(self._backend.step_seconds or [0.0])
         return metrics
+
+    def _accumulate(self, order: pb.Accumulate, outbox: Outbox) -> Generator[None, None, pb.AccumulateResult]:
+        """Compute the gradients of the missing chunks up to a number, one per step of the iterator."""
+        if self._profile_pending:
+            yield from self._profile(order.iteration, outbox)
+        begun, microbatches = time.monotonic(), 0
+        for chunk in range(len(self._backend.streamed(order.iteration)) + 1, order.chunks + 1):
+            microbatches += self._add_chunk(order.iteration, self._batches.fetch(order.iteration, chunk))
+            yield
+        return pb.AccumulateResult(
+            iteration=order.iteration,
+            chunks=order.chunks,
+            microbatches=microbatches,
+            seconds=time.monotonic() - begun,
+        )
+
+    def _add_chunks(self, iteration: int, chunks: Sequence[Sequence[pb.TrainSample]]) -> Generator[None, None, None]:
+        """Compute the gradients of the chunks of a whole batch that are missing."""
+        for chunk in missing(chunks, self._backend.streamed(iteration), iteration):
+            self._add_chunk(iteration, chunk)
+            yield
+
+    def _add_chunk(self, iteration: int, samples: Sequence[pb.TrainSample]) -> int:
+        chunk, _ = job_batch(self._job.spec, iteration, renumbered(samples), len(samples))
+        return self._backend.accumulate(iteration, numbers_of(samples), chunk)
 
     def _profile(self, iteration: int, outbox: Outbox) -> Generator[None, None, dict[str, float]]:
         """Report the costs of this rank, and return a metric: the seconds of measuring."""
@@ -306,7 +348,7 @@ class TrainingRole:
 
     def _save(self, command: pb.Command, outbox: Outbox) -> None:
         self._refuse_broken()
-        if self._running is not None or self._half_done is not None:
+        if self._changes_weights or self._half_done is not None:
             raise WorkError("WrongVersion", "saveCheckpoint came to a rank that is training", retryable=True)
         start = time.time_ns()
         folder = Path(command.save_checkpoint.folder)

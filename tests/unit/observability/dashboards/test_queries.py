@@ -37,6 +37,7 @@ NOT_SHOWN = {
     "rlhf_draft_model_published_bytes": "a constant of the job",
     "rlhf_engine_passes_total": "steps are shown, which have one pass each but in deterministic jobs",
     "rlhf_training_micro_batches": "padding is shown; this one says what a bound of tokens made of a mini-batch",
+    "rlhf_training_stream_microbatches": "the seconds of these micro-batches are shown",
     "rlhf_training_largest_micro_batch_tokens": "padding is shown; this one is looked up to choose a bound of tokens",
     "rlhf_engine_graph_passes_total": "the time of a step is shown; this one says why it is long on a GPU",
     "rlhf_engine_fused_passes_total": "all passes or none: what was chosen when the worker started",

@@ -3,7 +3,7 @@
 Rule: importing this module loads no backend.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol, cast
@@ -82,6 +82,13 @@ class TrainingBackend(Protocol):
         `iterations`: total of the job. `policy_first`: train the policy's mini-batches before those of other models,
         with a step of the iterator in between.
         """
+
+    def streamed(self, iteration: int) -> Sequence[tuple[int, ...]]:
+        """Return the chunks of an iteration whose gradients this rank has, in order: the numbers of their samples."""
+
+    def accumulate(self, iteration: int, samples: tuple[int, ...], chunk: TrainingBatch) -> int:
+        """Add the gradients of the next chunk of an iteration; return its micro-batches on this rank. The next `train`
+        takes the step with them."""
 
     def measure(self, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
         """Measure stages and transfers, or schedules, a bounded part per step of the iterator; change no weight and no

@@ -3,7 +3,7 @@
 Owns the construction of a rank: its layout, its stages, the process groups, the restored state.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -118,6 +118,12 @@ class TorchBackend:
         self, iteration: int, batch: TrainingBatch, iterations: int, *, policy_first: bool
     ) -> Generator[None, None, dict[str, float]]:
         return self.trainer.train(iteration, batch, iterations, policy_first=policy_first)
+
+    def streamed(self, iteration: int) -> Sequence[tuple[int, ...]]:
+        return self.trainer.stream.chunks(iteration)
+
+    def accumulate(self, iteration: int, samples: tuple[int, ...], chunk: TrainingBatch) -> int:
+        return self.trainer.accumulate(iteration, samples, chunk)
 
     def measure(self, command: pb.Measure) -> Generator[None, None, pb.MeasureResult]:
         return step_timing.measure(self.trainer, command)

@@ -26,10 +26,13 @@ class CoordinatorBatches:
     def __init__(self, address: str, worker: str, certificates: Path | None, timeout: float) -> None:
         self._address, self._worker, self._certificates, self._timeout = address, worker, certificates, timeout
 
-    def fetch(self, iteration: int, sleep: Callable[[float], None] = time.sleep) -> list[pb.TrainSample]:
-        """Return all samples of the batch. Raises WorkError BatchTimeout, BatchRefused."""
+    def fetch(
+        self, iteration: int, chunk: int = 0, sleep: Callable[[float], None] = time.sleep
+    ) -> list[pb.TrainSample]:
+        """Return all samples of the batch, or those of one chunk, counted from 1. Raises WorkError BatchTimeout,
+        BatchRefused."""
         deadline = time.monotonic() + self._timeout
-        request = pb.FetchBatchRequest(worker=self._worker, iteration=iteration)
+        request = pb.FetchBatchRequest(worker=self._worker, iteration=iteration, chunk=chunk)
         while True:
             try:
                 left = max(1.0, deadline - time.monotonic())

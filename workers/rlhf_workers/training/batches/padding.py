@@ -29,9 +29,13 @@ class Padding(TrainingHook):
         """Reset the counts."""
         self.micro_batches, self.largest, self.tokens, self.padded, self.spared = [], 0, 0, 0, 0
 
-    def add_mini_batch(self, plan: MicroBatchPlan, lengths: Sequence[int]) -> None:
-        """Count a mini-batch."""
-        self.micro_batches.append(max(sum(map(len, replicas)) for replicas in plan.splits.values()))
+    def add_mini_batch(self, plan: MicroBatchPlan, lengths: Sequence[int], *, continued: bool = False) -> None:
+        """Count a mini-batch, or a part of one."""
+        count = max(sum(map(len, replicas)) for replicas in plan.splits.values())
+        if continued and self.micro_batches:
+            self.micro_batches[-1] += count
+        else:
+            self.micro_batches.append(count)
         for replicas in plan.splits.values():
             sizes = [plan.tokens(cell, lengths) for replica in replicas for cell in replica]
             self.largest = max(self.largest, *sizes)
