@@ -94,7 +94,9 @@ def run_job(data: dict[str, Any], folder: Path, run_dir: Path, warm: int) -> flo
         raise SystemExit(
             f"{' '.join(command)} ended with code {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
         )
-    ends = [json.loads(line)["time_ns"] / 1e9 for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    ends: list[float] = [
+        json.loads(line)["time_ns"] / 1e9 for line in (run_dir / "metrics.jsonl").read_text().splitlines()
+    ]
     return statistics.median([end - start for start, end in pairwise(ends)][warm - 1 :])
 
 

@@ -194,7 +194,9 @@ def saved(job: RLHFJob, source: Path, folder: Path, pipeline: int = 2) -> Path:
     temporary = checkpoint_folders.prepare(folder, 1)
     _, _, files = run(job, range(1), pipeline=pipeline, save=temporary)
     results = [pb.CheckpointResult(files=files)]
-    sources = {str(model): str(source) for model in ("actor", "critic")}
+    sources = {
+        role: checkpoint_folders.SourceFolder(str(source), f"spec.models.{role}.path") for role in ("actor", "critic")
+    }
     checkpoint = checkpoint_folders.finish(temporary, folder, 1, results, sources, {})
     assert checkpoint_folders.verify(checkpoint.folder) is None
     return checkpoint.folder

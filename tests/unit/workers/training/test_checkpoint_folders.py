@@ -54,7 +54,8 @@ def saved(job: RLHFJob, path: Path, *, critic: Path, train: bool = True) -> tupl
     folder = checkpoints.prepare(path, 1)
     files = checkpoint.save(trainer, folder, 1)
     files += write_source_files(folder, read_source_files(job, trainer.layout, ""))
-    sources = {"actor": job.spec.models.actor.path, "critic": str(critic)}
+    paths = {"actor": job.spec.models.actor.path, "critic": str(critic)}
+    sources = {role: checkpoints.SourceFolder(path, f"spec.models.{role}.path") for role, path in paths.items()}
     return checkpoints.finish(folder, path, 1, [pb.CheckpointResult(files=files)], sources, {}), trainer
 
 
