@@ -187,6 +187,7 @@ def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> Promp
         schedule=prompt_schedule(spec),
         samples_per_prompt=per_prompt,
         weights=[file.weight for file in spec.prompts.files],
+        length_window=spec.prompts.length_window,
     )
 
 
@@ -229,6 +230,7 @@ def _state(context: JobContext, restored: Restored, prompts: PromptSet, now: flo
         critic_overlap=CriticOverlapState(restored.critics_apart, beside=restored.open_report is not None),
         checkpoint=restored.checkpoint,
         iteration_totals=restored.iteration_totals,
+        expected_lengths=restored.expected_lengths,
     )
     state.evaluation.results = list(restored.evaluations)
     load_iteration_prompts(state, prompts)

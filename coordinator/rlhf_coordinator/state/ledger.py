@@ -71,7 +71,7 @@ class Ledger(ScoringLedger):
         self.carried: tuple[CarriedSample, ...] = ()
         """Carried samples that became the first samples, in their order."""
         self.waiting: tuple[CarriedSample, ...] = ()
-        """Samples that earlier iterations cut off and that wait for a later one, those that waited longest first."""
+        """Samples that wait for a later iteration, in their order: those that earlier ones cut off, or of a window."""
 
     # ---------------------------------------------------------------- reading
 
