@@ -23,6 +23,8 @@ JOB = {
     "systemMessage": "Be brief.",
 }
 HELD_OUT = {"path": "/data/held-out.jsonl"}
+ORDER = {"shuffle": True, "lengthWindow": 0}
+"""Fields of the order, which evaluations ignore."""
 
 
 def job_with(prompts: dict[str, Any], evaluated: dict[str, Any]) -> RLHFJob:

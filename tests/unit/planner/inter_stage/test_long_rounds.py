@@ -13,8 +13,9 @@ from rlhf_planner.inter_stage.costs import StageCosts
 from rlhf_planner.inter_stage.fitted_costs import StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.lengths import LengthModel
-from rlhf_planner.inter_stage.long_rounds import PeriodSetup, choose_rounds, simulate_round
+from rlhf_planner.inter_stage.long_rounds import choose_rounds
 from rlhf_planner.inter_stage.simulate import simulate
+from rlhf_planner.inter_stage.simulated_rounds import PeriodSetup, simulate_round
 
 LIMIT = 1024
 WORKERS, EACH = 2, 4
