@@ -62,7 +62,7 @@ def test_kills_in_the_middle_of_windows_change_no_weight(tmp_path: Path) -> None
 
 def test_a_job_whose_journal_is_gone_ends_its_window_with_the_same_weights(tmp_path: Path) -> None:
     manifest, run = job(tmp_path), tmp_path / "run"
-    settings = (*FIELDS, "checkpoints={path: kept, every: 1}")
+    settings = (*FIELDS, "checkpoints={path: run/checkpoints, every: 1}")
     undisturbed = run_job(manifest, tmp_path / "undisturbed", settings=FIELDS)
     stopped = run_job(manifest, run, settings=settings, interrupt_after=WINDOW + 1, code=None)
     assert WINDOW < len(stopped.lines) < EPOCHS * WINDOW, str(stopped)
