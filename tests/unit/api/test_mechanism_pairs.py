@@ -55,8 +55,8 @@ def test_the_page_lists_a_conflict_of_chosen_long_rounds_and_a_given_number() ->
 
 
 def test_drafts_from_cut_samples_need_long_rounds_and_siblings() -> None:
-    kept = {"spec.rollout.keepCut": "Drafts"}
-    assert refused(kept) == ["spec.rollout.keepCut"]
-    assert refused(kept | MECHANISMS["rollout.longRounds"] | MECHANISMS["generation.speculation"]) == []
+    drafts = {"spec.rollout.keepCut": "Drafts"}
+    assert refused(drafts) == ["spec.rollout.keepCut"]
+    assert refused(drafts | MECHANISMS["rollout.longRounds"] | MECHANISMS["generation.speculation"]) == []
     no_siblings = {"spec.generation.speculation": {"mode": "Auto", "drafters": ["Ngram"]}}
-    assert refused(kept | MECHANISMS["rollout.longRounds"] | no_siblings) == ["spec.rollout.keepCut"]
+    assert refused(drafts | MECHANISMS["rollout.longRounds"] | no_siblings) == ["spec.rollout.keepCut"]

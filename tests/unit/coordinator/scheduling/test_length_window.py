@@ -29,8 +29,8 @@ def test_batches_share_the_prompts_by_length_in_a_keyed_order(
     expected = [tokens for batch in batches for tokens in batch]
     keys = [rng.getrandbits(64) for _ in batches]
     order = sorted_batches(expected, keys)
-    known = [tokens for tokens in expected if tokens is not None]
-    if not known:
+    lengths = [tokens for tokens in expected if tokens is not None]
+    if not lengths:
         assert order == []
         return
     assert sorted(place for batch in order for place in batch) == list(range(len(expected)))
@@ -59,8 +59,8 @@ def schedules(spec: RLHFJobSpec) -> PromptSchedules:
     return PromptSchedules((prompt_schedule(spec),))
 
 
-def facts(known: bool = True) -> WindowFacts:
-    return WindowFacts(lambda origin: 1 + hash(origin) % 40 if known else None, lambda batch: -batch)
+def facts(learned: bool = True) -> WindowFacts:
+    return WindowFacts(lambda origin: 1 + hash(origin) % 40 if learned else None, lambda batch: -batch)
 
 
 @pytest.mark.parametrize("oversample", [0, 3])
@@ -81,7 +81,7 @@ def test_a_window_hands_its_batches_on_and_ends_with_the_job(tmp_path: Path, ove
 
 def test_nothing_is_sorted_in_the_first_epoch_or_in_a_window_that_has_begun(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, 4)
-    assert first_samples((), 4, spec, schedules(spec), facts(known=False)) == ((), ())
+    assert first_samples((), 4, spec, schedules(spec), facts(learned=False)) == ((), ())
     assert first_samples((), 5, spec, schedules(spec), facts()) == ((), ())
 
 
