@@ -165,8 +165,8 @@ def job_lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int],
             prompts = [past_prompts[index % len(past_prompts)] for index in range(samples)]
         window = max(1, job.spec.prompts.length_window)
         segments = sorted((run / "journal").glob("iteration-*.log"))[-WINDOW * window :]
-        for first in range(-len(segments), 0, window):  # whole windows: one of their iterations has like lengths
-            chosen = segments[first : first + window or None]
+        for first in range(0, len(segments), window):  # an iteration of a sorted window has like lengths
+            chosen = segments[first : first + window]
             records = [record for segment in chosen for record in _records(segment, "finished", unread)]
             model = model.with_batch((prompts[0], len(r.finished.tokens.data) // ITEM_BYTES) for r in records)
         assumptions += unread
