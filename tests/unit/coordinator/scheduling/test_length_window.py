@@ -36,8 +36,8 @@ def test_batches_share_the_prompts_by_length_in_a_keyed_order(
     assert sorted(place for batch in order for place in batch) == list(range(len(expected)))
     assert all(batch == sorted(batch) and len(batch) == 4 for batch in order), "inside a batch the order stays"
     by_length = [order[sorted(range(len(keys)), key=keys.__getitem__).index(batch)] for batch in range(len(keys))]
-    ranges = [[expected[place] for place in batch if expected[place] is not None] for batch in by_length]
-    bounds = [(min(part), max(part)) for part in ranges if part]  # type: ignore[type-var]
+    ranges = [[tokens for place in batch if (tokens := expected[place]) is not None] for batch in by_length]
+    bounds = [(min(part), max(part)) for part in ranges if part]
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(bounds))
     assert sorted_batches(expected, keys) == order
 
@@ -66,7 +66,8 @@ def facts(learned: bool = True) -> WindowFacts:
 @pytest.mark.parametrize("oversample", [0, 3])
 def test_a_window_hands_its_batches_on_and_ends_with_the_job(tmp_path: Path, oversample: int) -> None:
     spec = spec_of(tmp_path, 4, oversample=oversample)
-    size, cut = samples_begun(spec, schedules(spec), 0), ()
+    size = samples_begun(spec, schedules(spec), 0)
+    cut: tuple[CarriedSample, ...] = ()
     trained: Counter[Origin] = Counter()
     for iteration in range(10):
         begun = first_samples(cut, iteration, spec, schedules(spec), facts())
