@@ -14,6 +14,9 @@ import transformers
 from tests.support.model_folders import models
 
 PROMPT = "go="
+SHORT_PROMPT, LONG_PROMPT = "go-", "go+"
+"""Prompts whose responses are short, and long with the probability LONG_PROMPT_SHARE."""
+LONG_PROMPT_SHARE = 0.8
 SHORT, LONG = "abcdefghij", "0123456789"
 """Tokens of the two paths; a path is left only by the end of the response."""
 LONG_SHARE = 1 / 15
@@ -34,10 +37,18 @@ def transitions(token_ids: dict[str, int], eos: int, size: int) -> torch.Tensor:
         for last in follows:
             table[eos, last] = math.log(1 / mean)
             table[follows, last] = math.log((1 - 1 / mean) / len(follows))
-    start = token_ids[PROMPT[-1]]
-    table[[token_ids[c] for c in SHORT], start] = math.log((1 - LONG_SHARE) / len(SHORT))
-    table[[token_ids[c] for c in LONG], start] = math.log(LONG_SHARE / len(LONG))
+    for prompt, share in ((PROMPT, LONG_SHARE), (SHORT_PROMPT, 0.0), (LONG_PROMPT, LONG_PROMPT_SHARE)):
+        start = token_ids[prompt[-1]]
+        table[[token_ids[c] for c in SHORT], start] = math.log((1 - share) / len(SHORT))
+        if share:
+            table[[token_ids[c] for c in LONG], start] = math.log(share / len(LONG))
     return table
+
+
+def unequal_prompts(count: int) -> list[str]:
+    """Return prompts that determine most of the lengths, with LONG_SHARE of the responses long."""
+    every = round(LONG_PROMPT_SHARE / LONG_SHARE)
+    return [LONG_PROMPT if place % every == 0 else SHORT_PROMPT for place in range(count)]
 
 
 def write_policy(folder: Path, layers: int) -> Path:

@@ -1,10 +1,12 @@
-"""Compares ways to treat a long tail: none, fusion, oversampling, and long rounds with the same random keys.
+"""Compares ways to treat a long tail: none, fusion, oversampling, long rounds with the same random keys, and windows.
 
 `python benchmarks/oversampling.py [--ways none long-rounds] [--periods 2] [--json]` runs one whole job for each way,
 one after the other, on real workers of a fixed speed (`paced_worker`). Jobs differ in `rollout.oversample`,
 `rollout.cutBy`, `rollout.longRounds` and `fusion.interStage`. The way `long-rounds-auto` chooses its surplus prompts.
 The policy is that of `long_tail_policy`: one response in fifteen is twenty times as long. The learning rate changes no
 token, so a random key always gives the same response.
+With `--by-prompt` one prompt in twelve has most of the long responses, so earlier epochs predict lengths. The file then
+has the prompts of one period, which is also the window of the ways `window` and `window-fusion`.
 
 Reported for each way, without the first period: samples and tokens per second that were trained on; the mean length of
 trained responses over that of begun ones; the share of tokens that were decoded in vain; and the median seconds of
@@ -27,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import pinned_job
 from benchmarks.long_tail_job import MAX_TOKENS, ROWS, SCENARIOS
-from benchmarks.long_tail_policy import write_policy
+from benchmarks.long_tail_policy import unequal_prompts, write_policy
 
 from rlhf_api.algorithms.iteration_prompts import PromptSchedule
 from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
@@ -51,6 +53,8 @@ class TailTreatment:
     long_rounds: bool = False
     chosen: bool = False
     """Whether the job chooses its long rounds (`longRounds: Auto`)."""
+    window: bool = False
+    """Whether the job sorts the prompts of a period by expected length."""
 
 
 WAYS: Final = {
@@ -60,6 +64,8 @@ WAYS: Final = {
     "long-rounds": TailTreatment(oversample=True, long_rounds=True),
     "long-rounds-fusion": TailTreatment(fusion=True, oversample=True, long_rounds=True),
     "long-rounds-auto": TailTreatment(fusion=True, chosen=True),
+    "window": TailTreatment(window=True),
+    "window-fusion": TailTreatment(fusion=True, window=True),
 }
 USUAL: Final = ("none", "fusion", "oversample", "long-rounds")
 """Ways that run unless others are named."""
@@ -79,6 +85,7 @@ def write_job(folder: Path, treatment: TailTreatment, arguments: argparse.Namesp
     """Write models, prompts, reward and the resolved manifest; return the manifest's path."""
     write_policy(folder / "policy", SCENARIO.layers)
     batch = arguments.prompts * GROUP
+    period = PromptSchedule(arguments.prompts, arguments.oversample, "Deferred").period
     return pinned_job.write_job(
         folder,
         "oversampling",
@@ -86,6 +93,8 @@ def write_job(folder: Path, treatment: TailTreatment, arguments: argparse.Namesp
         batch=batch,
         max_tokens=MAX_TOKENS,
         reference=SCENARIO.scorer,
+        prompts=unequal_prompts(period * arguments.prompts) if arguments.by_prompt else (),
+        length_window=period if treatment.window else 0,
         algorithm={"grpo": {"miniBatchSize": batch, "groupSize": GROUP, "lossAggregation": "SequenceMean"}},
         rollout={
             "batchSize": batch,
@@ -153,6 +162,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=24, help="prompts of a batch")
     parser.add_argument("--oversample", type=int, default=8, help="prompts begun beyond those of the batch")
     parser.add_argument("--cut-by", choices=("Clock", "Counts"), default="Counts")
+    parser.add_argument("--by-prompt", action="store_true", help="let prompts determine most of the lengths")
     parser.add_argument("--periods", type=int, default=2, help="periods of rounds that count, after a first one")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args()

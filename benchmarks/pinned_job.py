@@ -29,14 +29,18 @@ def write_job(
     batch: int,
     max_tokens: int,
     reference: Mapping[str, int],
+    prompts: Sequence[str] = (),
+    length_window: int = 0,
     **spec: Any,
 ) -> Path:
     """Write a reference model (of these sizes), prompts, reward and the resolved manifest; return the manifest's path.
 
-    The policy must exist in `folder`/policy. `spec` is added to the manifest: generation, inference, fusion.
+    The policy must exist in `folder`/policy. `prompts`: lines of the prompt file; PROMPT for each sample if empty.
+    `length_window`: iterations of a sorted window. `spec` is added to the manifest: generation, inference, fusion.
     """
     write_scorer(folder / "reference", **reference)
-    (folder / "prompts.jsonl").write_text((json.dumps({"prompt": PROMPT}) + "\n") * batch)
+    lines = prompts or [PROMPT] * batch
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in lines))
     (folder / "reward.py").write_text("def score(prompt, response, record):\n    return float(len(response) % 7)\n")
     content = {
         "algorithm": {"grpo": {"miniBatchSize": batch, "groupSize": 2}},
@@ -47,7 +51,7 @@ def write_job(
             "reference": {"path": str(folder / "reference")},
             "reward": {"function": {"file": str(folder / "reward.py")}},
         },
-        "prompts": {"path": str(folder / "prompts.jsonl"), "shuffle": False},
+        "prompts": {"path": str(folder / "prompts.jsonl"), "shuffle": False, "lengthWindow": length_window},
         "rollout": {"batchSize": batch, "maxPromptTokens": 8, "maxResponseTokens": max_tokens},
         "training": {"microBatchSize": 8, "optimizer": {"learningRate": 2e-12}},
         **spec,

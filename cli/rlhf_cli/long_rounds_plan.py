@@ -20,7 +20,8 @@ from rlhf_coordinator.reports.trackers.metrics_jsonl import read_metrics
 from rlhf_coordinator.state.sample import ITEM_BYTES
 from rlhf_coordinator.storage.batch import responses_with_origins
 from rlhf_planner.inter_stage.lengths import LengthModel
-from rlhf_planner.inter_stage.long_rounds import PeriodSetup, RoundsChoice, choose_rounds
+from rlhf_planner.inter_stage.long_rounds import RoundsChoice, choose_rounds
+from rlhf_planner.inter_stage.simulated_rounds import PeriodSetup
 from rlhf_planner.rollout_overlap import RolloutTimes, rollout_times
 
 
@@ -77,6 +78,13 @@ def long_rounds_plan(job: RLHFJob, runs: Path, fusion: FusionPlan) -> LongRounds
         return None
     if fusion.costs is None:
         return LongRoundsPlan(None, missing=fusion.missing)
+    lengths, setup, assumptions = period_inputs(job, runs, fusion)
+    return LongRoundsPlan(choose_rounds(lengths, setup, fusion.costs, spec.iterations, spec.seed), assumptions)
+
+
+def period_inputs(job: RLHFJob, runs: Path, fusion: FusionPlan) -> tuple[LengthModel, PeriodSetup, tuple[str, ...]]:
+    """Return lengths, setup and assumptions for simulated rounds of a resolved job whose fusion plan has costs."""
+    spec = job.spec
     run = newest_run(job, runs)
     times = _times(run)
     assumptions: tuple[str, ...] = (
@@ -99,7 +107,7 @@ def long_rounds_plan(job: RLHFJob, runs: Path, fusion: FusionPlan) -> LongRounds
         times.publishing if times else 0.0,
         spec.rollout.overlap_training != "Disabled",
     )
-    return LongRoundsPlan(choose_rounds(lengths, setup, fusion.costs, spec.iterations, spec.seed), assumptions)
+    return lengths, setup, assumptions
 
 
 def _times(run: Path | None) -> RolloutTimes | None:

@@ -18,6 +18,7 @@ from rlhf_cli.console import output, size
 from rlhf_cli.critic_overlap_plan import critic_overlap_plan
 from rlhf_cli.fusion_plan import FusionPlan, document, drafts_by_batch, forecasts, fusion_plan
 from rlhf_cli.layout_plan import TrainingLayouts
+from rlhf_cli.length_window_plan import length_window_plan
 from rlhf_cli.load_job import load_resolved
 from rlhf_cli.local.devices import this_machine
 from rlhf_cli.local.errors import RunError
@@ -52,12 +53,14 @@ def show_plan(
     critic_overlap = critic_overlap_plan(resolved, RUNS, sizes)
     rollout_overlap = rollout_overlap_plan(resolved, RUNS)
     long_rounds = long_rounds_plan(resolved, RUNS, fusion)
+    length_window = length_window_plan(resolved, RUNS, fusion)
     if as_json:
         phases = {"phases": _phases(turns)} if turns else {}
         more = phases | {"fusion": document(fusion), "training": training.document()}
         more |= {"criticOverlap": critic_overlap.document()} if critic_overlap is not None else {}
         more |= {"overlapTraining": rollout_overlap.document()} if rollout_overlap is not None else {}
         more |= {"longRounds": long_rounds.document()} if long_rounds is not None else {}
+        more |= {"lengthWindow": length_window.document()} if length_window is not None else {}
         print(json.dumps(_document(resolved, local, memory) | more))
     else:
         _print_tables(resolved, local, memory)
@@ -70,6 +73,8 @@ def show_plan(
             rollout_overlap.print()
         if long_rounds is not None:
             long_rounds.print()
+        if length_window is not None:
+            length_window.print()
     if picture is not None:
         _draw(fusion, picture)
     return ExitCode.USAGE if training.problem else ExitCode.OK

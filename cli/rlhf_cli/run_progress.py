@@ -99,6 +99,9 @@ def iteration_line(line: Mapping[str, Any], iterations: int, seconds_left: float
     if waiting is not None and line.get("rollout/surplus_prompts", 1):
         kind = "long round" if line.get("rollout/long_round") else "short round"
         parts.append(f"{kind}, {waiting:.0f} prompts wait")
+    if line.get("rollout/sorted_batch"):
+        expected = line.get("rollout/expected_tokens_mean", 0.0)
+        parts.append(f"sorted batch, {expected:.0f} tokens a response expected")
     if seconds_left > 0:
         parts.append(f"{duration(seconds_left)} left")
     return "  ".join(parts)

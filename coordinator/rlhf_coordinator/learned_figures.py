@@ -161,9 +161,12 @@ def job_lengths(job: RLHFJob, run: Path | None) -> tuple[LengthModel, list[int],
         past_prompts = _prompt_lengths(run, unread)
         if past_prompts:
             prompts = [past_prompts[index % len(past_prompts)] for index in range(samples)]
-        for segment in sorted((run / "journal").glob("iteration-*.log"))[-WINDOW:]:
-            responses = [len(r.finished.tokens.data) // ITEM_BYTES for r in _records(segment, "finished", unread)]
-            model = model.with_batch((prompts[0], length) for length in responses)
+        window = max(1, job.spec.prompts.length_window)
+        segments = sorted((run / "journal").glob("iteration-*.log"))[-WINDOW * window :]
+        for first in range(0, len(segments), window):  # an iteration of a sorted window has like lengths
+            chosen = segments[first : first + window]
+            records = [record for segment in chosen for record in _records(segment, "finished", unread)]
+            model = model.with_batch((prompts[0], len(r.finished.tokens.data) // ITEM_BYTES) for r in records)
         assumptions += unread
     if not model.samples:
         assumptions.append(

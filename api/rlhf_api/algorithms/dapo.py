@@ -90,3 +90,12 @@ class DAPO(GroupGradientFields):
             ),
             message=f"must be Disabled while {path}.refillRounds is above 0, which may drop a complete group: set one",
         )
+        yield Rule(
+            field="spec.prompts.lengthWindow",
+            node="spec",
+            cel=f"!has({below}) || {below}.refillRounds == 0 || self.prompts.lengthWindow < 2",
+            holds=lambda values: (
+                not values.has(path) or not values[f"{path}.refillRounds"] or values["spec.prompts.lengthWindow"] < 2
+            ),
+            message=f"must be 0 while {path}.refillRounds is above 0: prompts that fill the batch have any length",
+        )

@@ -58,6 +58,9 @@ class Prompts(PromptFiles):
     """First message of chats that do not start with role system or developer."""
     shuffle: bool = True
     """Whether to use prompts in a random order, which follows from seed and epoch. False: file order."""
+    length_window: Annotated[int, Field(ge=0, le=64)] = 0
+    """Iterations whose prompts are sorted together by expected response length, so that a batch has responses of like
+    lengths. Earlier epochs teach the lengths; the first one is not sorted. 0 and 1 sort nothing."""
     overlong: Literal["Fail", "Filter"] = "Fail"
     """Handling of lines with a longer prompt or response than spec.rollout allows. Fail fails the job at its start and
     names the line. Filter skips it; the log and metrics count such lines."""

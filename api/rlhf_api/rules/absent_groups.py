@@ -18,6 +18,7 @@ _UNUSED: Final[dict[Group, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
         ("spec.rollout.temperature", (1.0,)),
         ("spec.rollout.maxStaleness", (0,)),
         ("spec.rollout.longRounds", ("Disabled",)),
+        ("spec.prompts.lengthWindow", (1, 0)),
         ("spec.rollout.overlapTraining", ("Disabled",)),
         ("spec.generation.replicas", (0, 1)),
         ("spec.generation.gpusPerReplica", (0,)),

@@ -57,21 +57,26 @@ def _trained_for_nobody(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
 
 
 def _unequal_rounds(job: RLHFJob) -> Iterator[tuple[str, object, str]]:
-    """Yield warnings about a loss or whitening that depends on the other samples of a batch, with long rounds."""
+    """Yield warnings about a loss or whitening that depends on the other samples of a batch, where batches have unlike
+    lengths."""
     rollout, fields = job.spec.rollout, job.spec.algorithm.fields
-    if rollout.long_rounds == "Disabled":
+    if rollout.long_rounds != "Disabled":
+        cause = "spec.rollout.longRounds"
+    elif job.spec.prompts.length_window > 1:
+        cause = "spec.prompts.lengthWindow"
+    else:
         return
     below = f"spec.algorithm.{job.spec.algorithm.name}"
     if getattr(fields, "loss_aggregation", "") == "TokenMean":
         message = (
-            "weighs a token by all tokens of its batch, so with spec.rollout.longRounds tokens of long responses count "
-            "less: use SequenceMean or ConstantLength"
+            f"weighs a token by all tokens of its batch, so with {cause} tokens of long responses count less: use "
+            "SequenceMean or ConstantLength"
         )
         yield f"{below}.lossAggregation", "TokenMean", message
     if fields.whitens_batch:
         message = (
-            "whitens advantages over a batch, so with spec.rollout.longRounds those of short and long responses are "
-            "whitened separately: let it not whiten them, or use an algorithm with advantages by group"
+            f"whitens advantages over a batch, so with {cause} those of short and long responses are whitened "
+            "separately: let it not whiten them, or use an algorithm with advantages by group"
         )
         yield f"{below}.whitenAdvantages" if hasattr(fields, "whiten_advantages") else below, True, message
 

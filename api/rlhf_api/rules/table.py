@@ -20,6 +20,7 @@ from rlhf_api.rules.evaluation import of_evaluation
 from rlhf_api.rules.experts import of_experts
 from rlhf_api.rules.failure import of_failure_policy
 from rlhf_api.rules.gradient_streaming import streaming_rules
+from rlhf_api.rules.length_window import of_length_window
 from rlhf_api.rules.lora import of_lora
 from rlhf_api.rules.parallelism import of_parallelism
 from rlhf_api.rules.paths import of_paths
@@ -260,6 +261,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *of_evaluation(),
     *of_environment(),
     *of_prompts(),
+    *of_length_window(),
     *of_absent_groups(),
 )
 """All rules with CEL."""

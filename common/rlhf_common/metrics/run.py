@@ -176,6 +176,23 @@ SURPLUS_PROMPTS: Final = _gauge(
     absent="rollout.longRounds is not Auto, or no iteration is finished",
     run_metric="rollout/surplus_prompts",
 )
+_windows = partial(_gauge, absent="prompts.lengthWindow is 0 or 1, or no iteration is finished")
+SORTED_BATCH: Final = _windows(
+    "rlhf_sorted_batch",
+    unit=Unit.NUMBER,
+    meaning="1 if the last iteration had a batch of a sorted window, with prompts of like expected lengths; else 0.",
+    source="the iteration's first record",
+    normal="0 in the first epoch, then 1",
+    run_metric="rollout/sorted_batch",
+)
+EXPECTED_TOKENS: Final = _windows(
+    "rlhf_expected_response_tokens",
+    unit=Unit.TOKENS,
+    meaning="Mean length of the iteration's responses as earlier epochs predict it, over prompts of known length.",
+    source="lengths of earlier responses to the same prompts",
+    normal="close to rlhf_response_tokens_mean, while the policy changes slowly; absent in the first epoch",
+    run_metric="rollout/expected_tokens_mean",
+)
 CUT_DRAFT_TOKENS: Final = _gauge(
     "rlhf_cut_draft_tokens",
     unit=Unit.TOKENS,

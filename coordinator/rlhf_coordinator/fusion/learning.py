@@ -9,18 +9,14 @@ from typing import Any
 
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import Group
+from rlhf_coordinator.fusion.learned_lengths import learn_lengths, restore_lengths
 from rlhf_coordinator.job.job_run import JobRun
-from rlhf_coordinator.state.carried_sample import origin_in
 from rlhf_coordinator.state.fusion_state import WorkInterval
 from rlhf_coordinator.state.job_state import JobContext
-from rlhf_coordinator.state.sample import ITEM_BYTES
 from rlhf_coordinator.state.worker import PendingCommand
-from rlhf_coordinator.storage.batch import finished_responses
-from rlhf_coordinator.storage.sample_codec import carried_samples
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.learned_costs import ObservedWork, refined
-from rlhf_planner.inter_stage.lengths import WINDOW
 from rlhf_planner.inter_stage.observed_steps import tells
 from rlhf_planner.inter_stage.simulate import simulate
 from rlhf_planner.inter_stage.throughput import EVEN_PACE
@@ -31,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
-    """Restore the stored costs, and the lengths of the last WINDOW iterations whose segments still exist.
+    """Restore the stored costs, and the lengths of the last iterations.
 
     `written` is the entry JOB_KEY of the journal's facts.
     """
@@ -48,20 +44,7 @@ def restore_learned(run: JobRun, written: dict[str, Any]) -> None:
             fusion.measured = True
         except ValueError as error:
             log.warning("the costs of generation and inference are measured again: %s", error)
-    before = [iteration for iteration in run.journal.iterations() if iteration < run.state.iteration]
-    for iteration in before[-WINDOW:]:
-        records = run.journal.read(iteration)
-        lengths = {
-            message.key.sample: len(message.tokens.data) // ITEM_BYTES for message in finished_responses(records)
-        }
-        carried = carried_samples(records)
-        prompts = [run.prompts.prompt(*origin_in(carried, iteration, index)) for index in lengths]
-        fusion.lengths = fusion.lengths.with_batch(
-            zip((len(prompt.tokens) // ITEM_BYTES for prompt in prompts), lengths.values(), strict=True),
-            lines=[prompt.line for prompt in prompts],
-        )
-    if before:
-        log.info("response lengths of %d iterations were restored", len(before[-WINDOW:]))
+    restore_lengths(run)
 
 
 def iteration_setup(run: JobRun, prompts: Sequence[int], lines: Sequence[int]) -> IterationSetup:
@@ -89,7 +72,8 @@ def learn(run: JobRun) -> None:
     lengths = [len(sample.response) for sample in included]
     prompts = [state.prompt_tokens[sample.index] for sample in included]
     lines = [state.prompt_lines[sample.index] for sample in included]
-    fusion.lengths = fusion.lengths.with_batch(zip(prompts, lengths, strict=True), lines=lines)
+    ends = run.context.spec.prompts.length_window < 2 or not state.ledger.waiting
+    learn_lengths(fusion, zip(prompts, lengths, lines, strict=True), ends=ends)
     metrics = fusion.learned = {}
     if not run.scheduled.consolidation.possible:
         return

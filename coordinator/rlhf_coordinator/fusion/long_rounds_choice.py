@@ -16,7 +16,8 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.sample import ITEM_BYTES
 from rlhf_coordinator.storage.batch import responses_with_origins
 from rlhf_planner.inter_stage.lengths import WINDOW, LengthModel
-from rlhf_planner.inter_stage.long_rounds import JOB_KEY, PeriodSetup, RoundsChoice, choose_rounds
+from rlhf_planner.inter_stage.long_rounds import JOB_KEY, RoundsChoice, choose_rounds
+from rlhf_planner.inter_stage.simulated_rounds import PeriodSetup
 from rlhf_planner.rollout_overlap import MEASURED, RolloutTimes, rollout_times
 
 log = logging.getLogger(__name__)

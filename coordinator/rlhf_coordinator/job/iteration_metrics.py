@@ -20,7 +20,7 @@ from rlhf_coordinator.job.iteration_stages import stage_seconds
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.plan_drift_metrics import plan_drift_metrics
 from rlhf_coordinator.job.speculation_metrics import speculation_metrics
-from rlhf_coordinator.job.staleness_metrics import carried_tokens, round_metrics, staleness_metrics
+from rlhf_coordinator.job.staleness_metrics import carried_tokens, round_metrics, staleness_metrics, window_metrics
 from rlhf_coordinator.job.streaming_metrics import streaming_metrics
 from rlhf_coordinator.scheduling import incremental_dispatch
 from rlhf_coordinator.state.ledger import Ledger
@@ -51,6 +51,7 @@ def iteration_metrics(run: JobRun, now: float) -> dict[str, float]:
         **refill_metrics(run.state.ledger),
         **staleness_metrics(run),
         **round_metrics(run),
+        **window_metrics(run),
         **time_metrics(run, now),
         **training_rows(run.training_metrics),
         **given_metrics(run),

@@ -1,7 +1,9 @@
-"""The metrics of an iteration about samples that earlier ones cut off, and the age of the weights that drew its tokens.
+"""The metrics of an iteration about the prompts that share its batch, and the age of the weights that drew its tokens.
 
 Rule: read only.
 """
+
+import statistics
 
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.state.ledger import Ledger
@@ -60,3 +62,15 @@ def round_metrics(run: JobRun) -> dict[str, float]:
         "rollout/long_round": float(schedule.is_long(ledger.iteration)),
         "prompts/waiting": float(waiting_prompts(ledger)),
     }
+
+
+def window_metrics(run: JobRun) -> dict[str, float]:
+    """Return whether the batch is one of a sorted window (1 or 0), and the expected mean length of the responses to its
+    prompts of known length; the latter is absent without any, and the result is empty without sorted windows."""
+    if run.context.spec.prompts.length_window < 2:
+        return {}
+    state, ledger = run.state, run.state.ledger
+    lines = [state.prompt_lines[sample.index] for sample in ledger.uncut_samples]
+    expected = [state.expected_lengths[line] for line in lines if line in state.expected_lengths]
+    mean = {"rollout/expected_tokens_mean": statistics.fmean(expected)} if expected else {}
+    return {"rollout/sorted_batch": float(bool(ledger.carried))} | mean

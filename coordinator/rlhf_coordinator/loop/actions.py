@@ -28,6 +28,7 @@ from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.iteration_metrics import iteration_metrics, skipped_steps, training_metrics
 from rlhf_coordinator.job.iteration_profile import record_facts
 from rlhf_coordinator.job.job_run import JobOutcome, JobRun, load_iteration_prompts
+from rlhf_coordinator.job.next_samples import expected_lengths, next_samples
 from rlhf_coordinator.job.sample_histories import record_histories
 from rlhf_coordinator.job.sample_rows import copy_sample_numbers, numbers_by_sample, record_samples
 from rlhf_coordinator.job.summary import summary
@@ -36,7 +37,6 @@ from rlhf_coordinator.loop import leases, sample_failures
 from rlhf_coordinator.replanning import drift
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling import training_overlap
-from rlhf_coordinator.scheduling.first_samples import first_samples
 from rlhf_coordinator.speculation import drafting_ahead, learned, sharing
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import latest_metrics, reported_at
@@ -45,6 +45,7 @@ from rlhf_coordinator.state.ledger import Ledger, interleave_prompt_groups
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.batch import take_given
 from rlhf_coordinator.storage.journal_pb2 import Begun, Closed, Cut, Evaluated, Record, Refill, Trained
+from rlhf_coordinator.storage.prompt_lengths import lengths_message
 from rlhf_coordinator.storage.sample_codec import carried_messages, cut_message, key_message, schedule_messages
 from rlhf_coordinator.training import critic_overlap_choice, gradient_streaming, schedule_choice
 from rlhf_coordinator.training.checkpoint_saver import CheckpointSaver, keep_best
@@ -119,10 +120,13 @@ class Actions:
             begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
         schedules = long_rounds_choice.next_schedules(run, iteration)
         begun.schedules.extend(schedule_messages(schedules, spec))
-        carried, waiting = first_samples(handed_on, iteration, spec, schedules)
+        carried, waiting = next_samples(run, iteration, handed_on, schedules)
+        run.state.expected_lengths = expected_lengths(run, iteration)
         size = samples_begun(spec, schedules, iteration)
         begun.carried.extend(carried_messages(carried))
         begun.waiting.extend(carried_messages(waiting))
+        if run.state.expected_lengths:
+            begun.lengths.CopyFrom(lengths_message(run.state.expected_lengths))
         begun.versions_behind = int(one_step_off)
         run.journal.begin(begun)
         long_rounds_choice.adopt(run, iteration, schedules)

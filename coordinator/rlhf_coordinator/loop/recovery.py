@@ -71,6 +71,7 @@ def open_run(context: JobContext, journal: Journal, run_dir: Path, *, resume: bo
     run, restored = restore_run(context, journal, prompts, digest, run_dir, resume=resume, read=_read_with(context))
     run.evaluation_prompts = evaluated
     _warn_of_prompts(run)
+    _warn_of_window(run)
     if context.spec.checkpoints is not None:
         checkpoint.remove_leftovers(Path(context.spec.checkpoints.path))
     return run, restored
@@ -86,6 +87,17 @@ def _warn_of_prompts(run: JobRun) -> None:
         if sources := run.context.spec.prompts.sources:
             text += f": {', '.join(f'{source.name} {n}' for source, n in zip(sources, left_out, strict=True))}"
         run.warn("prompts-left-out", text)
+
+
+def _warn_of_window(run: JobRun) -> None:
+    """Warn about sorted windows in a job that reads no prompt twice."""
+    spec = run.context.spec
+    if spec.prompts.length_window > 1 and run.prompts.epoch(spec.iterations - 1) == 0:
+        text = (
+            f"spec.prompts.lengthWindow is {spec.prompts.length_window}, but sorts nothing: {spec.iterations} "
+            f"iterations begin no more than the {len(run.prompts)} prompts, so no length is known before"
+        )
+        run.warn("length-window", text)
 
 
 def _read_with(context: JobContext) -> dict[str, str]:
@@ -183,6 +195,7 @@ def read_prompt_set(context: JobContext, journal: Journal, digest: str) -> Promp
         schedule=prompt_schedule(spec),
         samples_per_prompt=per_prompt,
         weights=[file.weight for file in spec.prompts.files],
+        length_window=spec.prompts.length_window,
     )
 
 
@@ -225,6 +238,7 @@ def _state(context: JobContext, restored: Restored, prompts: PromptSet, now: flo
         critic_overlap=CriticOverlapState(restored.critics_apart, beside=restored.open_report is not None),
         checkpoint=restored.checkpoint,
         iteration_totals=restored.iteration_totals,
+        expected_lengths=restored.expected_lengths,
     )
     state.ahead.begin_iteration(state.iteration)
     state.evaluation.results = list(restored.evaluations)

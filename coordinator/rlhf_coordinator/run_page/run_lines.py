@@ -31,6 +31,7 @@ SHOWN_METRICS: Final = {
     "response_tokens": "response_tokens_mean",
     "loss": "training/actor/loss",
     "long_round": "rollout/long_round",
+    "sorted_batch": "rollout/sorted_batch",
 }
 """Name on the page -> metric of an iteration."""
 

@@ -3,15 +3,16 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rlhf_api.algorithms import samples_of_batch
+from rlhf_api.algorithms import samples_begun, samples_of_batch
 from rlhf_api.algorithms.iteration_prompts import PromptSchedules
 from rlhf_api.job import RLHFJobSpec
+from rlhf_coordinator.scheduling.length_window import WindowFacts, window_samples
 from rlhf_coordinator.scheduling.partial_rollouts import resume_partial
 from rlhf_coordinator.state.carried_sample import CarriedSample
 
 
 class FirstSamples(NamedTuple):
-    """The samples that earlier iterations cut off, when an iteration begins."""
+    """The samples that earlier iterations cut off, or that a window assigns, when an iteration begins."""
 
     carried: tuple[CarriedSample, ...]
     """Its first samples, in their order."""
@@ -20,12 +21,23 @@ class FirstSamples(NamedTuple):
 
 
 def first_samples(
-    cut: Iterable[CarriedSample], iteration: int, spec: RLHFJobSpec, schedules: PromptSchedules
+    cut: Iterable[CarriedSample],
+    iteration: int,
+    spec: RLHFJobSpec,
+    schedules: PromptSchedules,
+    window: WindowFacts | None = None,
 ) -> FirstSamples:
     """Return the samples that an iteration takes up, and those that wait on.
 
-    `cut`: samples that earlier iterations cut off and none took up yet, in the order in which they wait.
+    `cut`: samples that earlier iterations cut off or left to later ones, in the order in which they wait. `window`:
+    facts for a sorted window; None without windows.
     """
+    if window is not None:
+        ordered, size = (
+            window_samples(tuple(cut), iteration, spec, schedules, window),
+            samples_begun(spec, schedules, iteration),
+        )
+        return FirstSamples(ordered[:size], ordered[size:])
     if spec.rollout.long_rounds == "Disabled":
         return FirstSamples(resume_partial(cut, iteration, spec.rollout), ())
     deferred = tuple(sample.without_response() for sample in cut)

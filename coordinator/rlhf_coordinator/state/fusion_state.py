@@ -75,6 +75,8 @@ class FusionState:
 
     costs: StageCosts
     lengths: LengthModel
+    window: list[tuple[int, int, int]] = field(default_factory=list)
+    """(prompt tokens, response tokens, line) of the samples of a sorted window in progress, not in `lengths` yet."""
     measured: bool = False
     """Whether workers measured the costs, in this or an earlier process; otherwise they are nominal."""
     given_up: str = ""

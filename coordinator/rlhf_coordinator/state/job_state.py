@@ -4,7 +4,7 @@ Rule: the scheduler reads this and does not change it.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -196,6 +196,8 @@ class JobState:
     """Number of prompt tokens of each sample of the iteration, by index."""
     prompt_lines: Sequence[int] = ()
     """Line of the prompt of each sample, by index (`Prompt.line`)."""
+    expected_lengths: Mapping[int, int] = field(default_factory=dict)
+    """Expected response tokens by line of the prompt file when the iteration began; empty without sorted windows."""
     trained: bool = False
     """Whether the journal says that the ledger's iteration was trained."""
     critic_update_pending: bool = False

@@ -73,7 +73,7 @@ class Ledger(ScoringLedger):
         self.streamed: list[int] = []
         """Prompts whose gradients ranks add before the batch is complete, in the order of the sum."""
         self.waiting: tuple[CarriedSample, ...] = ()
-        """Samples that earlier iterations cut off and that wait for a later one, those that waited longest first."""
+        """Samples that wait for a later iteration, in their order: those that earlier ones cut off, or of a window."""
 
     # ---------------------------------------------------------------- reading
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rlhf_common import control_pb2 as rlhf__common_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&rlhf_coordinator/storage/journal.proto\x12\x0frlhf.journal.v1\x1a\x19rlhf_common/control.proto\"\xa0\x04\n\x06Record\x12\'\n\x05\x62\x65gun\x18\x01 \x01(\x0b\x32\x16.rlhf.journal.v1.BegunH\x00\x12+\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x17.rlhf.v1.FinishedSampleH\x00\x12\'\n\x06scored\x18\x03 \x01(\x0b\x32\x15.rlhf.v1.ScoredSampleH\x00\x12+\n\x07trained\x18\x04 \x01(\x0b\x32\x18.rlhf.journal.v1.TrainedH\x00\x12)\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x17.rlhf.journal.v1.ClosedH\x00\x12\x32\n\x06prompt\x18\x06 \x01(\x0b\x32 .rlhf.journal.v1.TokenizedPromptH\x00\x12\'\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x15.rlhf.v1.FailedSampleH\x00\x12\x34\n\x0cscored_group\x18\t \x01(\x0b\x32\x1c.rlhf.journal.v1.ScoredGroupH\x00\x12#\n\x03\x63ut\x18\n \x01(\x0b\x32\x14.rlhf.journal.v1.CutH\x00\x12:\n\x0f\x63ritics_trained\x18\x0b \x01(\x0b\x32\x1f.rlhf.journal.v1.CriticsTrainedH\x00\x12-\n\x08streamed\x18\x0c \x01(\x0b\x32\x19.rlhf.journal.v1.StreamedH\x00\x12\x12\n\ndecoded_by\x18\x08 \x03(\tB\x08\n\x06record\"5\n\x0bScoredGroup\x12&\n\x07samples\x18\x01 \x03(\x0b\x32\x15.rlhf.v1.ScoredSample\">\n\x03\x43ut\x12\x0e\n\x06groups\x18\x01 \x03(\x05\x12\'\n\x05known\x18\x02 \x03(\x0b\x32\x18.rlhf.journal.v1.Carried\"\x1a\n\x08Streamed\x12\x0e\n\x06groups\x18\x01 \x03(\x05\"\xa3\x02\n\x05\x42\x65gun\x12\x11\n\titeration\x18\x01 \x01(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x01(\x05\x12\x0f\n\x07time_ns\x18\x03 \x01(\x03\x12\'\n\x06refill\x18\x04 \x01(\x0b\x32\x17.rlhf.journal.v1.Refill\x12)\n\x07\x63\x61rried\x18\x05 \x03(\x0b\x32\x18.rlhf.journal.v1.Carried\x12\x15\n\rcritics_apart\x18\x06 \x01(\x08\x12\x17\n\x0fversions_behind\x18\x07 \x01(\x05\x12)\n\x07waiting\x18\x08 \x03(\x0b\x32\x18.rlhf.journal.v1.Carried\x12,\n\tschedules\x18\t \x03(\x0b\x32\x19.rlhf.journal.v1.Schedule\")\n\x08Schedule\x12\x0e\n\x06\x62\x65gins\x18\x01 \x01(\x05\x12\r\n\x05\x65xtra\x18\x02 \x01(\x05\"k\n\x07\x43\x61rried\x12)\n\x08response\x18\x01 \x01(\x0b\x32\x17.rlhf.v1.FinishedSample\x12\x12\n\ndecoded_by\x18\x02 \x03(\t\x12\x11\n\trestarted\x18\x03 \x01(\x08\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\")\n\x06Refill\x12\x0e\n\x06rounds\x18\x01 \x01(\x05\x12\x0f\n\x07used_up\x18\x02 \x01(\t\"@\n\x07Trained\x12$\n\x06result\x18\x01 \x01(\x0b\x32\x14.rlhf.v1.TrainResult\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\"\xf3\x01\n\x06\x43losed\x12\x35\n\x07metrics\x18\x01 \x03(\x0b\x32$.rlhf.journal.v1.Closed.MetricsEntry\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\x12\x0f\n\x07rewards\x18\x03 \x03(\x01\x12/\n\x0b\x65valuations\x18\x04 \x03(\x0b\x32\x1a.rlhf.journal.v1.Evaluated\x12\x16\n\x0e\x63ritics_behind\x18\x05 \x01(\x08\x12\x17\n\x0ftraining_behind\x18\x06 \x01(\x08\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x90\x01\n\x0e\x43riticsTrained\x12=\n\x07metrics\x18\x01 \x03(\x0b\x32,.rlhf.journal.v1.CriticsTrained.MetricsEntry\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x86\x01\n\tEvaluated\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x38\n\x07metrics\x18\x02 \x03(\x0b\x32\'.rlhf.journal.v1.Evaluated.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb8\x01\n\x0fTokenizedPrompt\x12\x0c\n\x04line\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0e\n\x06record\x18\x04 \x01(\t\x12\x35\n\tresponses\x18\x05 \x03(\x0b\x32\".rlhf.journal.v1.TokenizedResponse\x12\x10\n\x08\x66iltered\x18\x06 \x01(\x05\x12\x0e\n\x06source\x18\x07 \x01(\x05\x12\x10\n\x08warnings\x18\x08 \x03(\t\"1\n\x11TokenizedResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0c\n\x04text\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&rlhf_coordinator/storage/journal.proto\x12\x0frlhf.journal.v1\x1a\x19rlhf_common/control.proto\"\xa0\x04\n\x06Record\x12\'\n\x05\x62\x65gun\x18\x01 \x01(\x0b\x32\x16.rlhf.journal.v1.BegunH\x00\x12+\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x17.rlhf.v1.FinishedSampleH\x00\x12\'\n\x06scored\x18\x03 \x01(\x0b\x32\x15.rlhf.v1.ScoredSampleH\x00\x12+\n\x07trained\x18\x04 \x01(\x0b\x32\x18.rlhf.journal.v1.TrainedH\x00\x12)\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x17.rlhf.journal.v1.ClosedH\x00\x12\x32\n\x06prompt\x18\x06 \x01(\x0b\x32 .rlhf.journal.v1.TokenizedPromptH\x00\x12\'\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x15.rlhf.v1.FailedSampleH\x00\x12\x34\n\x0cscored_group\x18\t \x01(\x0b\x32\x1c.rlhf.journal.v1.ScoredGroupH\x00\x12#\n\x03\x63ut\x18\n \x01(\x0b\x32\x14.rlhf.journal.v1.CutH\x00\x12:\n\x0f\x63ritics_trained\x18\x0b \x01(\x0b\x32\x1f.rlhf.journal.v1.CriticsTrainedH\x00\x12-\n\x08streamed\x18\x0c \x01(\x0b\x32\x19.rlhf.journal.v1.StreamedH\x00\x12\x12\n\ndecoded_by\x18\x08 \x03(\tB\x08\n\x06record\"5\n\x0bScoredGroup\x12&\n\x07samples\x18\x01 \x03(\x0b\x32\x15.rlhf.v1.ScoredSample\">\n\x03\x43ut\x12\x0e\n\x06groups\x18\x01 \x03(\x05\x12\'\n\x05known\x18\x02 \x03(\x0b\x32\x18.rlhf.journal.v1.Carried\"\x1a\n\x08Streamed\x12\x0e\n\x06groups\x18\x01 \x03(\x05\"\xd4\x02\n\x05\x42\x65gun\x12\x11\n\titeration\x18\x01 \x01(\x05\x12\x19\n\x11\x63oordinator_epoch\x18\x02 \x01(\x05\x12\x0f\n\x07time_ns\x18\x03 \x01(\x03\x12\'\n\x06refill\x18\x04 \x01(\x0b\x32\x17.rlhf.journal.v1.Refill\x12)\n\x07\x63\x61rried\x18\x05 \x03(\x0b\x32\x18.rlhf.journal.v1.Carried\x12\x15\n\rcritics_apart\x18\x06 \x01(\x08\x12\x17\n\x0fversions_behind\x18\x07 \x01(\x05\x12)\n\x07waiting\x18\x08 \x03(\x0b\x32\x18.rlhf.journal.v1.Carried\x12,\n\tschedules\x18\t \x03(\x0b\x32\x19.rlhf.journal.v1.Schedule\x12/\n\x07lengths\x18\n \x01(\x0b\x32\x1e.rlhf.journal.v1.PromptLengths\".\n\rPromptLengths\x12\r\n\x05lines\x18\x01 \x03(\x05\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\")\n\x08Schedule\x12\x0e\n\x06\x62\x65gins\x18\x01 \x01(\x05\x12\r\n\x05\x65xtra\x18\x02 \x01(\x05\"k\n\x07\x43\x61rried\x12)\n\x08response\x18\x01 \x01(\x0b\x32\x17.rlhf.v1.FinishedSample\x12\x12\n\ndecoded_by\x18\x02 \x03(\t\x12\x11\n\trestarted\x18\x03 \x01(\x08\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\")\n\x06Refill\x12\x0e\n\x06rounds\x18\x01 \x01(\x05\x12\x0f\n\x07used_up\x18\x02 \x01(\t\"@\n\x07Trained\x12$\n\x06result\x18\x01 \x01(\x0b\x32\x14.rlhf.v1.TrainResult\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\"\xf3\x01\n\x06\x43losed\x12\x35\n\x07metrics\x18\x01 \x03(\x0b\x32$.rlhf.journal.v1.Closed.MetricsEntry\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\x12\x0f\n\x07rewards\x18\x03 \x03(\x01\x12/\n\x0b\x65valuations\x18\x04 \x03(\x0b\x32\x1a.rlhf.journal.v1.Evaluated\x12\x16\n\x0e\x63ritics_behind\x18\x05 \x01(\x08\x12\x17\n\x0ftraining_behind\x18\x06 \x01(\x08\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x90\x01\n\x0e\x43riticsTrained\x12=\n\x07metrics\x18\x01 \x03(\x0b\x32,.rlhf.journal.v1.CriticsTrained.MetricsEntry\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x86\x01\n\tEvaluated\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x38\n\x07metrics\x18\x02 \x03(\x0b\x32\'.rlhf.journal.v1.Evaluated.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb8\x01\n\x0fTokenizedPrompt\x12\x0c\n\x04line\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0e\n\x06record\x18\x04 \x01(\t\x12\x35\n\tresponses\x18\x05 \x03(\x0b\x32\".rlhf.journal.v1.TokenizedResponse\x12\x10\n\x08\x66iltered\x18\x06 \x01(\x05\x12\x0e\n\x06source\x18\x07 \x01(\x05\x12\x10\n\x08warnings\x18\x08 \x03(\t\"1\n\x11TokenizedResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0c\n\x04text\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,29 +47,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMED']._serialized_start=752
   _globals['_STREAMED']._serialized_end=778
   _globals['_BEGUN']._serialized_start=781
-  _globals['_BEGUN']._serialized_end=1072
-  _globals['_SCHEDULE']._serialized_start=1074
-  _globals['_SCHEDULE']._serialized_end=1115
-  _globals['_CARRIED']._serialized_start=1117
-  _globals['_CARRIED']._serialized_end=1224
-  _globals['_REFILL']._serialized_start=1226
-  _globals['_REFILL']._serialized_end=1267
-  _globals['_TRAINED']._serialized_start=1269
-  _globals['_TRAINED']._serialized_end=1333
-  _globals['_CLOSED']._serialized_start=1336
-  _globals['_CLOSED']._serialized_end=1579
-  _globals['_CLOSED_METRICSENTRY']._serialized_start=1533
-  _globals['_CLOSED_METRICSENTRY']._serialized_end=1579
-  _globals['_CRITICSTRAINED']._serialized_start=1582
-  _globals['_CRITICSTRAINED']._serialized_end=1726
-  _globals['_CRITICSTRAINED_METRICSENTRY']._serialized_start=1533
-  _globals['_CRITICSTRAINED_METRICSENTRY']._serialized_end=1579
-  _globals['_EVALUATED']._serialized_start=1729
-  _globals['_EVALUATED']._serialized_end=1863
-  _globals['_EVALUATED_METRICSENTRY']._serialized_start=1533
-  _globals['_EVALUATED_METRICSENTRY']._serialized_end=1579
-  _globals['_TOKENIZEDPROMPT']._serialized_start=1866
-  _globals['_TOKENIZEDPROMPT']._serialized_end=2050
-  _globals['_TOKENIZEDRESPONSE']._serialized_start=2052
-  _globals['_TOKENIZEDRESPONSE']._serialized_end=2101
+  _globals['_BEGUN']._serialized_end=1121
+  _globals['_PROMPTLENGTHS']._serialized_start=1123
+  _globals['_PROMPTLENGTHS']._serialized_end=1169
+  _globals['_SCHEDULE']._serialized_start=1171
+  _globals['_SCHEDULE']._serialized_end=1212
+  _globals['_CARRIED']._serialized_start=1214
+  _globals['_CARRIED']._serialized_end=1321
+  _globals['_REFILL']._serialized_start=1323
+  _globals['_REFILL']._serialized_end=1364
+  _globals['_TRAINED']._serialized_start=1366
+  _globals['_TRAINED']._serialized_end=1430
+  _globals['_CLOSED']._serialized_start=1433
+  _globals['_CLOSED']._serialized_end=1676
+  _globals['_CLOSED_METRICSENTRY']._serialized_start=1630
+  _globals['_CLOSED_METRICSENTRY']._serialized_end=1676
+  _globals['_CRITICSTRAINED']._serialized_start=1679
+  _globals['_CRITICSTRAINED']._serialized_end=1823
+  _globals['_CRITICSTRAINED_METRICSENTRY']._serialized_start=1630
+  _globals['_CRITICSTRAINED_METRICSENTRY']._serialized_end=1676
+  _globals['_EVALUATED']._serialized_start=1826
+  _globals['_EVALUATED']._serialized_end=1960
+  _globals['_EVALUATED_METRICSENTRY']._serialized_start=1630
+  _globals['_EVALUATED_METRICSENTRY']._serialized_end=1676
+  _globals['_TOKENIZEDPROMPT']._serialized_start=1963
+  _globals['_TOKENIZEDPROMPT']._serialized_end=2147
+  _globals['_TOKENIZEDRESPONSE']._serialized_start=2149
+  _globals['_TOKENIZEDRESPONSE']._serialized_end=2198
 # @@protoc_insertion_point(module_scope)

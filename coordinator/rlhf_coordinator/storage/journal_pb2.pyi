@@ -192,6 +192,7 @@ class Begun(_message.Message):
     VERSIONS_BEHIND_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     SCHEDULES_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     coordinator_epoch: _builtins.int
     """number of the coordinator process that began it"""
@@ -206,7 +207,7 @@ class Begun(_message.Message):
 
     @_builtins.property
     def carried(self) -> _containers.RepeatedCompositeFieldContainer[Global___Carried]:
-        """its first samples, in order, begun by an earlier iteration"""
+        """its first samples, in order, that belong to another iteration or window"""
 
     @_builtins.property
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___Carried]:
@@ -215,6 +216,10 @@ class Begun(_message.Message):
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___Schedule]:
         """with spec.rollout.longRounds Auto: those of the job so far, in order"""
+
+    @_builtins.property
+    def lengths(self) -> Global___PromptLengths:
+        """with spec.prompts.lengthWindow: what the iterations before it learned"""
 
     def __init__(
         self,
@@ -228,14 +233,45 @@ class Begun(_message.Message):
         versions_behind: _builtins.int = ...,
         waiting: _abc.Iterable[Global___Carried] | None = ...,
         schedules: _abc.Iterable[Global___Schedule] | None = ...,
+        lengths: Global___PromptLengths | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["refill", b"refill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lengths", b"lengths", "refill", b"refill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "coordinator_epoch", b"coordinator_epoch", "critics_apart", b"critics_apart", "iteration", b"iteration", "refill", b"refill", "schedules", b"schedules", "time_ns", b"time_ns", "versions_behind", b"versions_behind", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "coordinator_epoch", b"coordinator_epoch", "critics_apart", b"critics_apart", "iteration", b"iteration", "lengths", b"lengths", "refill", b"refill", "schedules", b"schedules", "time_ns", b"time_ns", "versions_behind", b"versions_behind", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Begun: _TypeAlias = Begun  # noqa: Y015
+
+@_typing.final
+class PromptLengths(_message.Message):
+    """Expected response tokens of prompts (scheduling/length_window.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """lines of the prompt file, rising"""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one for each line"""
+
+    def __init__(
+        self,
+        *,
+        lines: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLengths: _TypeAlias = PromptLengths  # noqa: Y015
 
 @_typing.final
 class Schedule(_message.Message):

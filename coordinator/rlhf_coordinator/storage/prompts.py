@@ -31,6 +31,8 @@ from rlhf_coordinator.storage.prompt_records import content, content_digest, pla
 
 REFILL_STREAM: Final = 0x726566696C6C
 """Separates the order of replacement prompts from other uses of the seed ("refill")."""
+WINDOW_STREAM: Final = 0x77696E646F77
+"""Separates the order of a sorted window's batches from other uses of the seed ("window")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,10 @@ class PromptSet:
         schedule: PromptSchedule,
         samples_per_prompt: int,
         weights: Sequence[int] = (1,),
+        length_window: int = 0,
     ) -> None:
         """`schedule`: the prompts of each iteration; `schedules` may be replaced by later ones. `weights`: weights of
-        the sources, in the order of their prompts."""
+        the sources, in the order of their prompts. `length_window`: iterations of a sorted window."""
         self._prompts = prompts
         self._mixture = Mixture(weights)
         sizes = Counter(prompt.source for prompt in prompts)
@@ -80,8 +83,9 @@ class PromptSet:
         self._shuffle = shuffle
         self.schedules = PromptSchedules((schedule,))
         self._samples_per_prompt = samples_per_prompt
-        # The epochs of one iteration, those of the previous one, which may be replayed, and those of waiting prompts.
-        cached = _prompts_remembered(schedule)
+        # The epochs of one iteration, those of the previous one, which may be replayed, and those of waiting prompts
+        # or of a window.
+        cached = _prompts_remembered(schedule) + length_window * schedule.most
         epochs = sum(4 + cached // size for size in self._sizes)
         self._order_of = lru_cache(maxsize=epochs)(self._order)
         self._drawn_of = lru_cache(maxsize=2 * len(weights))(self._drawn)
@@ -204,6 +208,11 @@ class _Drawn:
 def random_key(seed: int, iteration: int, sample: int) -> int:
     """Return the random key of a sample (unsigned, 64 bits)."""
     return _hash(seed, iteration, sample)
+
+
+def window_key(seed: int, iteration: int, batch: int) -> int:
+    """Return the random key of a batch of the sorted window that begins with an iteration (unsigned, 64 bits)."""
+    return _hash(seed ^ WINDOW_STREAM, iteration, batch)
 
 
 def _after_first(source: int) -> tuple[int, ...]:

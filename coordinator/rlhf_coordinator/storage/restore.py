@@ -30,6 +30,7 @@ from rlhf_coordinator.storage import carried_file, checkpoint
 from rlhf_coordinator.storage.batch import apply_record, of_evaluation, refill_rule, take_given
 from rlhf_coordinator.storage.journal import Journal
 from rlhf_coordinator.storage.journal_pb2 import Record
+from rlhf_coordinator.storage.prompt_lengths import lengths_after, lengths_of
 from rlhf_coordinator.storage.prompts import PromptSet
 from rlhf_coordinator.storage.sample_codec import schedules_of
 from rlhf_planner import critic_overlap_facts
@@ -74,6 +75,8 @@ class Restored:
     """Journal records of the evaluation in progress."""
     handed_on: tuple[CarriedSample, ...] = ()
     """Samples that the previous iteration, or the checkpoint, hands on to the iteration in progress."""
+    expected_lengths: dict[int, int] = field(default_factory=dict)
+    """Expected response tokens by line of the prompt file when the iteration began; empty without sorted windows."""
     critic_update_pending: bool = False
     """Whether `trained` covers only the policy."""
     critics_apart: bool = False
@@ -153,6 +156,7 @@ def _identity(context: JobContext, prompts_sha256: str) -> dict[str, Any]:
         "samples per prompt": samples_per_prompt(spec),
         "spec.prompts (settings and contents)": prompts_sha256,
         "spec.prompts.shuffle": spec.prompts.shuffle,
+        "spec.prompts.lengthWindow": spec.prompts.length_window,
     }
 
 
@@ -186,6 +190,8 @@ def _position(context: JobContext, journal: Journal, prompts: PromptSet, facts: 
         after = _read(context, journal, prompts, facts, iteration + 1)
         after.rewards, after.last_closed = restored.rewards, restored.last_closed
         after.evaluations, after.handed_on, after.one_step_off = restored.evaluations, handed_on, restored.one_step_off
+        if context.spec.prompts.length_window > 1:
+            after.expected_lengths = lengths_after(restored.expected_lengths, restored.ledger, prompts)
         _take_report(after, restored)
         return after
     if iteration - 1 in segments:
@@ -240,6 +246,7 @@ def _take_carried(
     if newest is None or journal.iterations() or newest.version != restored.ledger.iteration:
         return
     restored.handed_on, left_out = carried_file.read(newest, identity)
+    restored.expected_lengths = carried_file.read_lengths(newest, identity)
     restored.warnings += left_out
     iteration, have = newest.version, len(restored.handed_on) // samples_per_prompt(context.spec)
     wanted = prompts.schedules.at(iteration).waiting(iteration)
@@ -268,6 +275,7 @@ def _read(context: JobContext, journal: Journal, prompts: PromptSet, facts: dict
         kind = record.WhichOneof("record")
         if kind == "begun":
             state.begun_ns, state.critics_apart = record.begun.time_ns, record.begun.critics_apart
+            state.expected_lengths = lengths_of(record.begun.lengths)
             apply_record(ledger, record)
         elif kind == "trained":
             ledger.train()

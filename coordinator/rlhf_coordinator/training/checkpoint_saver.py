@@ -6,6 +6,7 @@ After MAX_TRIES failed attempts in a row the job fails. An attempt that a lost r
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from rlhf_common.names import DRAFT_MODEL, ExitCode
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.job.next_samples import expected_lengths
 from rlhf_coordinator.state.carried_sample import CarriedSample
 from rlhf_coordinator.state.evaluation_state import EvaluationState, best
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
@@ -40,6 +42,7 @@ class CheckpointSaver:
         self._version = 0
         self._carried: tuple[CarriedSample, ...] = ()
         self._schedules = run.prompts.schedules
+        self._lengths: Mapping[int, int] = {}
         self._waiting: set[str] = set()
         self._results: list[pb.CheckpointResult] = []
         self._start_ns = 0
@@ -61,8 +64,9 @@ class CheckpointSaver:
         # A version that is saved late is the initial version of the iteration in progress.
         ledger = run.state.ledger
         cut = ledger.carry_over() if version > ledger.iteration else (*ledger.carried, *ledger.waiting)
-        deferred = run.context.spec.rollout.long_rounds != "Disabled"
-        self._schedules = run.prompts.schedules
+        spec = run.context.spec
+        deferred = spec.rollout.long_rounds != "Disabled" or spec.prompts.length_window > 1
+        self._schedules, self._lengths = run.prompts.schedules, expected_lengths(run, version)
         self._carried = tuple(sample.without_response() for sample in cut) if deferred else cut
         self._waiting = {rank.name for rank in writers}
         run.state.checkpoint.stage = "saving"
@@ -148,8 +152,9 @@ class CheckpointSaver:
             "seed": spec.seed,
             "promptCursor": _prompts_begun(self._schedules, self._version) * samples_per_prompt(spec),
         }
-        if spec.rollout.takes_up:
-            carried_file.write(self._folder, self._version, self._carried, schedule_messages(self._schedules, spec))
+        if spec.rollout.takes_up or spec.prompts.length_window > 1:
+            schedules = schedule_messages(self._schedules, spec)
+            carried_file.write(self._folder, self._version, self._carried, schedules, self._lengths)
             facts[carried_file.FACT] = run.journal.job()["identity"]
         folders: dict[str, str] = {model: run.context.folder(model) for model in run.context.graph.trained}
         if run.context.draft_model:

@@ -23,6 +23,8 @@ JOB = {
     "systemMessage": "Be brief.",
 }
 HELD_OUT = {"path": "/data/held-out.jsonl"}
+ORDER = {"shuffle": True, "lengthWindow": 0}
+"""Fields of the order, which evaluations ignore."""
 
 
 def job_with(prompts: dict[str, Any], evaluated: dict[str, Any]) -> RLHFJob:
@@ -57,9 +59,13 @@ def held_out(job: RLHFJob) -> HeldOutPrompts:
     return prompts
 
 
+ORDER = {"shuffle": True, "lengthWindow": 0}
+"""Fields of the order, which evaluations ignore."""
+
+
 def test_prompts_of_an_evaluation_are_read_as_those_of_the_job() -> None:
     assert resolved(JOB, HELD_OUT) == JOB | HELD_OUT | {"shuffle": True}
-    assert effective(JOB, HELD_OUT) == JOB | HELD_OUT | {"shuffle": True}
+    assert effective(JOB, HELD_OUT) == JOB | HELD_OUT | ORDER
 
 
 @pytest.mark.parametrize(
@@ -75,13 +81,13 @@ def test_prompts_of_an_evaluation_are_read_as_those_of_the_job() -> None:
     ids=lambda own: next(iter(own)),
 )
 def test_a_field_that_is_set_wins_though_it_has_the_default_of_the_job(own: dict[str, Any]) -> None:
-    assert effective(JOB, HELD_OUT | own) == JOB | HELD_OUT | own | {"shuffle": True}
+    assert effective(JOB, HELD_OUT | own) == JOB | HELD_OUT | own | ORDER
 
 
 def test_bare_text_among_chats_inherits_nothing_of_the_template() -> None:
     inherited = {"promptKey": "question", "columns": ["words"], "overlong": "Filter"}
     own = HELD_OUT | {"chatTemplate": False}
-    assert effective(JOB, own) == inherited | own | {"shuffle": True}
+    assert effective(JOB, own) == inherited | own | ORDER
     assert resolved(JOB, own) == inherited | own | {"shuffle": True}
 
 
@@ -93,17 +99,16 @@ def test_an_empty_system_message_is_none() -> None:
 
 def test_a_job_of_bare_text_may_be_evaluated_on_chats() -> None:
     own = HELD_OUT | {"chatTemplate": True, "systemMessage": "Be brief."}
-    assert effective({"path": "/data/train.jsonl"}, own) == own | {
+    assert effective({"path": "/data/train.jsonl"}, own) == own | ORDER | {
         "promptKey": "prompt",
         "columns": [],
         "overlong": "Fail",
-        "shuffle": True,
     }
 
 
 def test_every_field_is_inherited_but_the_files_and_the_order() -> None:
-    assert set(Prompts.model_fields) - set(INHERITED) == {"path", "sources", "shuffle"}
-    assert set(EvaluationPrompts.model_fields) == set(Prompts.model_fields)
+    assert set(Prompts.model_fields) - set(INHERITED) == {"path", "sources", "shuffle", "length_window"}
+    assert set(EvaluationPrompts.model_fields) == set(Prompts.model_fields) - {"length_window"}
     assert all(EvaluationPrompts.model_fields[name].default is None for name in INHERITED), (
         "the API server writes defaults into the object, and they would look as if the user had set them"
     )

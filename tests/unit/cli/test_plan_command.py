@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from tests.support.manifests.header_job import rlhf, write_header_job
 
+from rlhf_cli.length_window_plan import LengthWindowPlan
 from rlhf_cli.long_rounds_plan import LongRoundsPlan
 from rlhf_common import control_pb2 as pb
 from rlhf_coordinator.storage.journal import frame
 from rlhf_coordinator.storage.journal_pb2 import Record, TokenizedPrompt
 from rlhf_planner.inter_stage.costs import JOB_KEY, StageCosts
 from rlhf_planner.inter_stage.fitted_costs import DecodeLines, PassFormula
+from rlhf_planner.inter_stage.length_window import WindowForecast
 from rlhf_planner.inter_stage.long_rounds import RoundsChoice, RoundsWay
 from rlhf_planner.speculation.forecast import NO_SPECULATION, SpeculationForecast, SpeculationPoint
 
@@ -131,6 +133,28 @@ def test_each_way_of_long_rounds_is_forecast_where_the_job_chooses(
     best = max(ways, key=lambda way: way["gain"])
     worth = best["gain"] > max(0.03, best["standardError"])
     assert rounds["surplusPrompts"] == (best["surplusPrompts"] if worth else 0)
+
+
+def test_sorted_windows_are_forecast_where_the_job_has_them(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run(job.parent / "runs" / "tiny-20260101-000000")
+    assert plan(monkeypatch, "--json", "--set", "spec.prompts.lengthWindow=3") == 0
+    window = json.loads(capsys.readouterr().out)["lengthWindow"]
+    assert window["window"] == 3
+    assert window["samplesPerSecond"] == pytest.approx(window["samplesPerSecondInOrder"] / (1 - window["gain"]))
+    assert "no run has measured an iteration: training is taken to cost nothing" in window["assumptions"]
+    assert plan(monkeypatch, "--json") == 0
+    assert "lengthWindow" not in json.loads(capsys.readouterr().out)
+
+
+def test_a_forecast_of_sorted_windows_stands_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    LengthWindowPlan(WindowForecast(5, 10.0, 12.5, 0.2, 0.01, "windows of 5 iterations"), ("assumed",)).print()
+    printed = capsys.readouterr().out
+    assert "predicted 10 samples/s in order, 12.5 sorted (1.25x)" in printed
+    assert "assumption: assumed" in printed
+    LengthWindowPlan(None, missing="the models are not on this disk").print()
+    assert "no forecast: the models are not on this disk" in capsys.readouterr().out
 
 
 def test_the_ways_of_long_rounds_stand_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,6 +174,9 @@ def test_plain_lines() -> None:
     assert iteration_line(rounds | {"rollout/long_round": 0.0}, 3, 0).endswith("short round, 2 prompts wait")
     none = {"iteration": 1, "rollout/long_round": 0.0, "prompts/waiting": 0.0, "rollout/surplus_prompts": 0.0}
     assert iteration_line(none, 3, 0) == "iteration 1 (2 of 3)"
+    batch = {"iteration": 1, "rollout/sorted_batch": 1.0, "rollout/expected_tokens_mean": 41.6}
+    assert iteration_line(batch, 3, 0) == "iteration 1 (2 of 3)  sorted batch, 42 tokens a response expected"
+    assert iteration_line(batch | {"rollout/sorted_batch": 0.0}, 3, 0) == "iteration 1 (2 of 3)"
     summary = {"phase": "Complete", "iterations": 60, "seconds": 182, "reward_first": 0.12, "reward_last": 0.88}
     assert summary_line(summary) == "Complete: 60 iterations in 3m 02s, reward 0.120 -> 0.880 (first, last tenth)"
     assert summary_line(summary | {"nonfinite_steps": 2}).endswith("2 optimizer steps skipped (not finite)")

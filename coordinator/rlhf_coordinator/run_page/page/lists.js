@@ -59,7 +59,7 @@ function showIterations(store, chosen, choose) {
     const row = document.createElement('tr');
     row.dataset.iteration = one.iteration;
     row.className = one.iteration === chosen ? 'chosen' : '';
-    cell(row, one.long_round ? `${one.iteration} (long round)` : String(one.iteration), 'number'); cell(row, number(one.reward), 'number'); cell(row, number(one.kl, 3), 'number'); cell(row, number(one.seconds, 3), 'number');
+    cell(row, one.long_round ? `${one.iteration} (long round)` : one.sorted_batch ? `${one.iteration} (sorted)` : String(one.iteration), 'number'); cell(row, number(one.reward), 'number'); cell(row, number(one.kl, 3), 'number'); cell(row, number(one.seconds, 3), 'number');
     cell(row, stack(one), 'bar'); cell(row, number(one.response_tokens, 3), 'number'); cell(row, number(one.tokens_per_second, 3), 'number');
     row.addEventListener('click', () => choose(one.iteration));
     return row;

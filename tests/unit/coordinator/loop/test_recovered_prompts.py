@@ -38,6 +38,16 @@ def test_prompts_that_are_left_out_are_counted_in_log_event_and_metrics(
     assert metrics["prompts/red/passes"] == metrics["prompts/blue/passes"] == 12 / 2 / 2
 
 
+@pytest.mark.parametrize(("iterations", "warned"), [(2, True), (3, False)])
+def test_sorted_windows_that_read_no_prompt_twice_are_warned_of(tmp_path: Path, iterations: int, warned: bool) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"p1 p{n}"}) + "\n" for n in range(8)))
+    rollout, prompts = {"batchSize": 4, "maxPromptTokens": 8}, {"path": str(file), "lengthWindow": 5}
+    job = write_files(tmp_path, iterations=iterations, prompts=prompts, rollout=rollout)
+    run, _ = opened(job_context(job, schedule_json(job.spec)), tmp_path / "run", resume=False)
+    assert any("lengthWindow is 5, but sorts nothing" in text for text in run.warnings) == warned
+
+
 def opened(context: JobContext, run_dir: Path, *, resume: bool) -> tuple[JobRun, Restored]:
     return open_run(context, open_journal(run_dir), run_dir, resume=resume)
 

@@ -66,6 +66,8 @@ NOT_SHOWN = {
     "rlhf_long_round": "follows from the number of the iteration; rlhf run shows it with each",
     "rlhf_surplus_prompts": "changes once a period at most; an event says why, and rlhf run shows it",
     "rlhf_cut_draft_tokens": "a store of hints; the panels of speculation show what drafts give",
+    "rlhf_sorted_batch": "1 after the first epoch; rlhf run shows it with each iteration",
+    "rlhf_expected_response_tokens": "its observed counterpart rlhf_response_tokens_mean is on a dashboard",
     "rlhf_waiting_prompts": "follows from the number of the iteration; rlhf run shows it with each",
     "rlhf_carried_samples": "a constant of the job, less those that are begun anew, which are shown",
     "rlhf_carried_tokens": "what the job would lose otherwise; its lengths are shown",
