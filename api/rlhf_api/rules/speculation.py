@@ -16,6 +16,7 @@ _NEEDED_AHEAD: Final[tuple[tuple[str, Any], ...]] = (
     ("spec.rollout.maxStaleness", 0),
     ("spec.rollout.longRounds", "Disabled"),
     ("spec.rollout.overlapTraining", "Disabled"),
+    ("spec.prompts.lengthWindow", 0),
 )
 """(field, value) that drafts ahead need, besides the engine: idle workers, and known next samples."""
 _ENGINES: Final = ("torch", "Auto")

@@ -24,6 +24,13 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "prompts.lengthWindow": {"spec.prompts.lengthWindow": 5},
     "rollout.maxStaleness": OVERSAMPLED | {"spec.rollout.maxStaleness": 1},
     "rollout.overlapTraining": {"spec.rollout.overlapTraining": "Enabled"},
+    "generation.speculation.ahead": {"spec.generation.speculation": {"mode": "Auto", "ahead": "Auto"}},
+    "training.stream": {
+        "spec.training.stream": "Enabled",
+        "spec.training.parallelism.pipeline": 1,
+        "spec.algorithm.grpo.miniBatchSize": 32,
+        "spec.rollout.batchSize": 32,
+    },
 }
 """Field on the page -> the settings that switch the mechanism on."""
 
