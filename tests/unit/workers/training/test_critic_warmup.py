@@ -73,6 +73,7 @@ def test_a_restart_within_and_after_the_warm_up_is_bitwise_exact(folder: Path, t
     assert_bitwise(straight, resumed)
 
 
+@pytest.mark.full
 def test_a_fused_schedule_runs_what_it_has_of_the_critic(tmp_path: Path) -> None:
     """An iteration without the policy, with every table."""
     job = fused_job(tmp_path)
