@@ -36,7 +36,7 @@ def unmark_quick_cases(items: Iterable[pytest.Item]) -> None:
 
 def try_fewer_examples(items: Iterable[pytest.Item]) -> None:
     """Lower the number of examples of each property test to that of the quick tier."""
-    for owner, name in {_place_of_settings(item) for item in items} - {None}:
+    for owner, name in {place for item in items if (place := _place_of_settings(item)) is not None}:
         before: settings = getattr(owner, name)
         setattr(owner, name, settings(before, max_examples=quick_examples(before.max_examples)))
 

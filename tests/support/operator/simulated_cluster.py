@@ -40,7 +40,7 @@ EVERYBODY = ["coordinator", "generation-0", "generation-1", "inference-0", "trai
 
 @functools.cache
 def _example() -> Json:
-    """Return the example of PPO, which nobody changes."""
+    """Return the example of PPO; callers copy it before they change it."""
     return dict(yaml.safe_load((ROOT / "examples/ppo.yaml").read_text()))
 
 

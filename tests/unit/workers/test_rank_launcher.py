@@ -103,6 +103,10 @@ class Pod:
     def pid(self, name: str) -> int:
         return int(self.said[name][0])
 
+    def wait_for(self, name: str) -> None:
+        """Wait for the end of a rank."""
+        until(lambda: not alive(self.pid(name)))
+
     def ended(self) -> tuple[int, str]:
         """Return exit code and last line, after checking that no rank is left."""
         code = self.process.wait(timeout=30)
@@ -161,7 +165,7 @@ def test_who_follows_another_rank_is_not_the_cause(tmp_path: Path, ports: list[i
     with pod(tmp_path, ports, LEAVE="60") as launched:
         for name, exit_code in (("training-3", "75"), ("training-5", "21"), ("training-4", "75")):
             (tmp_path / f"{name}.exit").write_text(exit_code)
-            until(lambda ended=launched.pid(name): not alive(ended))  # type: ignore[misc]
+            launched.wait_for(name)
         code, last = launched.ended()
     assert (code, "training-5 ended with exit code 21" in last) == (21, True)
 

@@ -58,7 +58,7 @@ def saved(job: RLHFJob, path: Path, *, critic: Path, train: bool = True) -> tupl
     return checkpoints.finish(folder, path, 1, [pb.CheckpointResult(files=files)], sources, {}), trainer
 
 
-@pytest.mark.full(quick=2)
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("stored", "field", "written"),
     [

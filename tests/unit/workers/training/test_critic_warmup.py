@@ -60,7 +60,7 @@ def test_the_critic_trains_as_without_a_warm_up_and_the_actor_as_if_the_job_bega
     assert "train/critic_only" not in of_late[0]
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_restart_within_and_after_the_warm_up_is_bitwise_exact(folder: Path, tmp_path: Path, stop: int) -> None:
     optimizer = {"learningRate": 1e-2, "schedule": "Cosine", "warmupSteps": 3, "weightDecay": 0.1}
