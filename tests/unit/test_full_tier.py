@@ -44,16 +44,16 @@ def test_a_property_test_tries_a_quarter_of_its_examples(request: pytest.Fixture
 
 
 def test_a_state_machine_tries_a_quarter_of_its_examples() -> None:
-    class Machine(RuleBasedStateMachine):
+    class StepMachine(RuleBasedStateMachine):
         @rule()
         def step(self) -> None:
             """Do nothing."""
 
-    Machine.TestCase.settings = settings(max_examples=80, stateful_step_count=7)
-    item: Any = SimpleNamespace(obj=Machine.TestCase.runTest, cls=Machine.TestCase)
+    StepMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=7)
+    item: Any = SimpleNamespace(obj=StepMachine.TestCase.runTest, cls=StepMachine.TestCase)
     try_fewer_examples([item])
-    assert Machine.TestCase.settings.max_examples == 20
-    assert Machine.TestCase.settings.stateful_step_count == 7
+    assert StepMachine.TestCase.settings.max_examples == 20
+    assert StepMachine.TestCase.settings.stateful_step_count == 7
 
 
 def test_a_change_selects_the_tests_that_import_it_however_indirectly() -> None:

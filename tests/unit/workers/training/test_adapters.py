@@ -219,7 +219,7 @@ def test_resuming_adapters_is_exact_for_any_number_of_stages(folders: dict[str, 
     assert_bitwise(one_stage, two_stages)
 
 
-@pytest.mark.full(quick=2)
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("change", "says"),
     [

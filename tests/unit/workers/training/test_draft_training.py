@@ -124,6 +124,7 @@ def gradients(job: RLHFJob, data: int) -> torch.Tensor:
     return first
 
 
+@pytest.mark.full
 def test_resuming_from_a_checkpoint_is_bitwise_exact_and_the_folder_is_a_model(
     folder: Path, draft: Path, tmp_path: Path
 ) -> None:

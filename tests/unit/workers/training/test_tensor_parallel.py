@@ -121,7 +121,7 @@ def test_a_response_with_the_token_of_padding_trains_its_row_no_more_than_transf
     assert_same_gradients(gradients_of(ours, serial(ours, 1, 1), tensor, drawn), expected, TOLERANCE)
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("sequence", ["Disabled", "Enabled"])
 def test_recomputation_and_fused_kernels_change_no_gradient(sequence: str, folders: dict[str, Path]) -> None:
     batch = make_batch()
