@@ -14,13 +14,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
-from tests.support.full_tier import unmark_quick_cases
+from tests.support.full_tier import QUICK_TIER, try_fewer_examples, unmark_quick_cases
 
 from rlhf_workers.loading import uncollected
 
 settings.register_profile("explore", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same-everywhere", settings.get_profile("explore"), derandomize=True, database=None)
-settings.load_profile("same-everywhere")
+PROFILE = "same-everywhere"
+settings.register_profile(PROFILE, settings.get_profile("explore"), derandomize=True, database=None)
+settings.load_profile(PROFILE)
 
 # Hypothesis tries numbers and words that stand in the code of this project, even where it draws no random numbers: in
 # all modules that happen to be imported by then, which another test decides, and those that a compiler has just made.
@@ -30,7 +31,7 @@ _none = Constants()
 
 def _constants() -> Constants:
     """Return the constants of the code for the profile that explores, and none for reproducible examples."""
-    return _none if settings.get_current_profile_name() == "same-everywhere" else _in_the_code()
+    return _none if settings.get_current_profile_name() == PROFILE else _in_the_code()
 
 
 providers._get_local_constants = _constants
@@ -56,6 +57,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the first cases of tests of the full tier in the quick tier, before `-m` selects."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the first cases of tests of the full tier in the quick tier, before `-m` selects.
+
+    The quick tier tries fewer examples of property tests, unless `--hypothesis-profile` asks for others.
+    """
     unmark_quick_cases(items)
+    if config.option.markexpr == QUICK_TIER and settings.get_current_profile_name() == PROFILE:
+        try_fewer_examples(items)

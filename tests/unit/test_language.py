@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.syntax import nodes
+
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs/glossary.md"
 GENERATED = ("_pb2.py", "_pb2_grpc.py", "_pb2.pyi")
@@ -69,7 +71,7 @@ def retired(heading: str) -> set[str]:
 
 def defined(tree: ast.Module) -> Iterator[DefinedName]:
     """Yield every name that a module defines."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         field = NAME_FIELDS.get(type(node))
         if field is None or type(getattr(node, "ctx", None)) not in (ast.Store, type(None)):
             continue

@@ -7,9 +7,11 @@ module.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.support.syntax import nodes
 
 from rlhf_api.algorithms import ALGORITHMS, ModelRole, SampleField
 
@@ -58,7 +60,7 @@ OTHER_MEANINGS = {
 def found_in(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line, what) of every name in a module, except docstrings."""
     tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Constant) and node.value in NAMES:
             yield node.lineno, str(node.value)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ENUMS:
@@ -80,25 +82,25 @@ def modules() -> Iterator[tuple[str, Path]]:
                 yield name, file
 
 
+@cache
+def used() -> list[tuple[str, int, str]]:
+    """Return (path in the repository, line, what) of every name in these modules."""
+    return [(name, line, word) for name, file in modules() for line, word in found_in(file)]
+
+
 def allowed(name: str) -> set[str]:
     """Return the names that a module may use in another sense."""
     return set().union(*(names for place, (names, _) in OTHER_MEANINGS.items() if name.startswith(place)))
 
 
 def test_nobody_knows_an_algorithm_a_role_or_a_field_by_its_name() -> None:
-    uses = [
-        f"{name}:{line}: {word}"
-        for name, file in modules()
-        for line, word in found_in(file)
-        if word not in allowed(name)
-    ]
+    uses = [f"{name}:{line}: {word}" for name, line, word in used() if word not in allowed(name)]
     assert not uses, "ask the graph of the job instead:\n" + "\n".join(uses)
 
 
 def test_no_exception_outlives_its_reason() -> None:
-    used = [(name, word) for name, file in modules() for _, word in found_in(file)]
     for place, (names, _) in OTHER_MEANINGS.items():
-        assert names <= {word for name, word in used if name.startswith(place)}, place
+        assert names <= {word for name, _, word in used() if name.startswith(place)}, place
 
 
 @pytest.mark.parametrize(

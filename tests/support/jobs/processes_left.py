@@ -15,9 +15,14 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def process_state(pid: int) -> str:
+    """Return the letter for the state of a process, such as T for a stopped one; X for one that is no longer there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def alive(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return process_state(pid) not in "ZX"

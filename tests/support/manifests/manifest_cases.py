@@ -14,6 +14,11 @@ TABLES = Path(__file__).parent / "manifest_tables"
 EXAMPLES = ROOT / "examples"
 
 
+def _table(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table."""
+    return list(yaml.load((TABLES / f"{name}.yaml").read_text(), Loader=yaml.CSafeLoader))
+
+
 @dataclass(frozen=True)
 class Case:
     """A manifest that must be refused, with all its problems."""
@@ -28,7 +33,7 @@ class Case:
 
 def invalid_cases() -> list[Case]:
     """Return the table in `invalid.yaml`."""
-    table = yaml.safe_load((TABLES / "invalid.yaml").read_text())
+    table = _table("invalid")
     return [
         Case(
             row["name"],
@@ -55,7 +60,7 @@ class Verdict:
 
 def verdicts() -> list[Verdict]:
     """Return the table in `verdicts.yaml`."""
-    table = yaml.safe_load((TABLES / "verdicts.yaml").read_text())
+    table = _table("verdicts")
     return [Verdict(row["name"], _text(row), row["verdict"], row.get("field", "")) for row in table]
 
 
@@ -90,7 +95,7 @@ class Pair:
 
 def rule_pairs() -> list[Pair]:
     """Return the table in `rule_pairs.yaml`."""
-    rows = yaml.safe_load((TABLES / "rule_pairs.yaml").read_text())
+    rows = _table("rule_pairs")
     about = [(row, {*row.get("set", ()), *row.get("unset", ()), *row["holds"], *row["breaks"]}) for row in rows]
     rows += [_of_costs(row) for row, paths in about if all(map(_is_of_reward, paths)) and not row.get("unset")]
     return [

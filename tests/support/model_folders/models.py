@@ -4,6 +4,7 @@ Rule: the same arguments give the same bytes. The weights are spread wider than 
 greedy decoding varies instead of repeating one token. Windows are smaller than the sequences the tests decode.
 """
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -89,6 +90,22 @@ def write_reward_model(folder: Path, architecture: str = "llama", *, seed: int =
 
 def _write(folder: Path, kind: Any, config: transformers.PreTrainedConfig, seed: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
+    key = (kind, config.to_json_string(use_diff=False), seed)
+    if key not in _written:
+        with tempfile.TemporaryDirectory() as place:
+            _save(Path(place), kind, config, seed)
+            _written[key] = {path.name: path.read_bytes() for path in Path(place).iterdir()}
+    for name, data in _written[key].items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+_written: dict[tuple[Any, str, int], dict[str, bytes]] = {}
+"""(class, configuration, seed) -> file name -> bytes, of the folders that this process has written before."""
+
+
+def _save(folder: Path, kind: Any, config: transformers.PreTrainedConfig, seed: int) -> None:
+    """Make a model and save it with its tokenizer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind.from_config(config, dtype=torch.float32)
@@ -97,4 +114,3 @@ def _write(folder: Path, kind: Any, config: transformers.PreTrainedConfig, seed:
                 torch.nn.init.normal_(parameter, mean=0.0 if "bias" in name else 1.0, std=0.1)
     model.save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
-    return folder

@@ -4,6 +4,7 @@ For tests of `reconcile`; other tests check that the real API server accepts the
 """
 
 import copy
+import functools
 import itertools
 from collections.abc import Collection
 from dataclasses import replace
@@ -37,9 +38,15 @@ EVERYBODY = ["coordinator", "generation-0", "generation-1", "inference-0", "trai
 """Pods of the job, without its name."""
 
 
+@functools.cache
+def _example() -> Json:
+    """Return the example of PPO; callers copy it before they change it."""
+    return dict(yaml.safe_load((ROOT / "examples/ppo.yaml").read_text()))
+
+
 def stored_job(**spec: Any) -> Json:
     """Return a stored RLHFJob with 2 generation, 1 inference and 2 training workers; `spec` replaces fields."""
-    job: Json = yaml.safe_load((ROOT / "examples/ppo.yaml").read_text())
+    job = copy.deepcopy(_example())
     job["spec"] |= {
         "generation": {"replicas": 2},
         "inference": {"replicas": 1},

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.syntax import nodes
 
 from rlhf_common.metrics import job, labels, page, samples
 from rlhf_common.metrics.catalogue import BY_NAME, METRICS, served_by
@@ -80,5 +81,5 @@ def test_no_name_of_a_metric_is_written_outside_the_catalogue() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             if path.parent == catalogue:
                 continue
-            texts = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+            texts = (node.value for node in nodes(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
             assert not names & {text for text in texts if isinstance(text, str)}, path

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from tests.support.jobs.processes_left import alive, until
+from tests.support.jobs.processes_left import alive, process_state, until
 
 from rlhf_workers import rank_launcher
 from rlhf_workers.rank_launcher import CHUNK, LaunchedRank
@@ -57,7 +56,8 @@ import os, sys
 import rlhf_workers.rank_launcher as launcher
 
 launcher.COMMAND = ("RANK",)
-launcher.LEAVE_SECONDS, launcher.LET_GO_SECONDS = 0.5, float(os.environ.get("LET_GO", "60"))
+launcher.LEAVE_SECONDS = float(os.environ.get("LEAVE", "0.5"))
+launcher.LET_GO_SECONDS = float(os.environ.get("LET_GO", "60"))
 code = launcher.main()
 assert "torch" not in sys.modules
 sys.stderr.flush()
@@ -102,6 +102,10 @@ class Pod:
 
     def pid(self, name: str) -> int:
         return int(self.said[name][0])
+
+    def wait_for(self, name: str) -> None:
+        """Wait for the end of a rank."""
+        until(lambda: not alive(self.pid(name)))
 
     def ended(self) -> tuple[int, str]:
         """Return exit code and last line, after checking that no rank is left."""
@@ -158,10 +162,10 @@ def test_one_fails_and_all_end_by_its_exit_code_with_its_last_words(tmp_path: Pa
 
 
 def test_who_follows_another_rank_is_not_the_cause(tmp_path: Path, ports: list[int]) -> None:
-    with pod(tmp_path, ports) as launched:
-        (tmp_path / "training-3.exit").write_text("75")
-        time.sleep(0.2)
-        (tmp_path / "training-5.exit").write_text("21")
+    with pod(tmp_path, ports, LEAVE="60") as launched:
+        for name, exit_code in (("training-3", "75"), ("training-5", "21"), ("training-4", "75")):
+            (tmp_path / f"{name}.exit").write_text(exit_code)
+            launched.wait_for(name)
         code, last = launched.ended()
     assert (code, "training-5 ended with exit code 21" in last) == (21, True)
 
@@ -206,20 +210,21 @@ def fetched(port: int, path: str) -> tuple[int, str]:
 
 def test_one_port_serves_the_metrics_and_the_liveness_of_all(tmp_path: Path, ports: list[int]) -> None:
     with pod(tmp_path, ports) as launched:
-        until(lambda: launched.log.read_text() != "")
-        until(lambda: fetched_or_none(launched.metrics))
+        until(lambda: is_served(launched.metrics, "/metrics"))
         assert fetched(launched.metrics, "/livez") == (200, "ok\n")
         up = "".join(f'up{{worker="{name}"}} 1\n' for name in launched.names)
         assert fetched(launched.metrics, "/metrics") == (200, f"# TYPE up gauge\n{up}")
         os.kill(launched.pid("training-4"), signal.SIGSTOP)
+        until(lambda: process_state(launched.pid("training-4")) == "T")
         status, text = fetched(launched.metrics, "/livez")
         assert (status, text.startswith("training-4: its endpoint does not answer")) == (503, True)
         assert fetched(launched.metrics, "/metrics")[0] == 503
 
 
-def fetched_or_none(port: int) -> bool:
+def is_served(port: int, path: str) -> bool:
+    """Return whether the path is there: the launcher opens its endpoint before it has metrics."""
     try:
-        return fetched(port, "/livez")[0] == 200
+        return fetched(port, path)[0] == 200
     except OSError:
         return False
 

@@ -50,11 +50,13 @@ PARTS += [str(group) for group in Group]
 NAMES = st.lists(st.sampled_from(PARTS), min_size=1, max_size=5).map("-".join)
 
 
+EXAMPLE = yaml.safe_load((ROOT / "examples/ppo.yaml").read_text())
+
+
 @cache
 def derived(name: str) -> frozenset[tuple[str, str]] | None:
     """Return (kind, name) of all objects of a job with that name; None if the name is rejected."""
-    body = yaml.safe_load((ROOT / "examples/ppo.yaml").read_text())
-    body["metadata"] = {"name": name, "namespace": "team", "labels": {"kueue.x-k8s.io/queue-name": "q"}}
+    body = EXAMPLE | {"metadata": {"name": name, "namespace": "team", "labels": {"kueue.x-k8s.io/queue-name": "q"}}}
     try:
         job = parse(yaml.safe_dump(body))
     except ManifestError as error:

@@ -77,6 +77,7 @@ def test_withdrawn_and_resumed_elsewhere_equals_undisturbed(
     assert all(same(moved[number], whole[number]) for number in whole)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_deterministic_bits_hold_with_so_many_threads(threads: int, make_engine: MakeEngine) -> None:
     torch.set_num_threads(threads)

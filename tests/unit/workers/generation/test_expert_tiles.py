@@ -21,6 +21,7 @@ def layer(request: pytest.FixtureRequest, load: Any) -> Iterator[Any]:
     block.experts.config._experts_implementation = TILED
 
 
+@pytest.mark.full(quick=2)
 @pytest.mark.parametrize("threads", [1, 2])
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_among_any_neighbours(layer: Any, threads: int) -> None:
@@ -41,6 +42,7 @@ def test_a_row_has_the_same_bits_among_any_neighbours(layer: Any, threads: int) 
             assert torch.equal(found[order.argsort()][:EXPERT_ROWS], wanted[0]), (others, threads)
 
 
+@pytest.mark.full(quick=2)
 @pytest.mark.parametrize("way", [TILED, WHOLE])
 @torch.inference_mode()
 def test_they_compute_what_transformers_computes(layer: Any, way: str) -> None:

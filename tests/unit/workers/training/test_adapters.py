@@ -76,6 +76,7 @@ def merged_folder(source: Path, tensors: dict[str, torch.Tensor], target: Path) 
     return target
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.usefixtures("learned")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_gradient_of_an_adapter_is_the_projection_of_the_whole_models(
@@ -118,6 +119,7 @@ def test_pipelines_replicas_and_recomputation_give_the_same_gradients(family: st
     assert_same_gradients(gradients_of(job, split, 2, batch), whole, 2e-6)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("learned")
 def test_bfloat16_holds_frozen_matrices_in_it_and_computes_near_the_same_gradients(folders: dict[str, Path]) -> None:
     batch, folder = make_batch(), folders["llama"]
@@ -202,6 +204,7 @@ def saved(job: RLHFJob, source: Path, folder: Path, pipeline: int = 2) -> Path:
     return checkpoint.folder
 
 
+@pytest.mark.full
 def test_resuming_adapters_is_exact_for_any_number_of_stages(folders: dict[str, Path], tmp_path: Path) -> None:
     source = folders["qwen2"]
     job = lora_job(source, source)
@@ -218,6 +221,7 @@ def test_resuming_adapters_is_exact_for_any_number_of_stages(folders: dict[str, 
     assert_bitwise(one_stage, two_stages)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -59,6 +59,7 @@ def saved(job: RLHFJob, path: Path, *, critic: Path, train: bool = True) -> tupl
     return checkpoints.finish(folder, path, 1, [pb.CheckpointResult(files=files)], sources, {}), trainer
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("stored", "field", "written"),
     [
@@ -123,6 +124,7 @@ def test_a_checkpoint_of_the_version_before_is_read(tmp_path: Path) -> None:
     assert_bitwise([trainer], [trainer_of(job, serial(job, 1, 1), 0, 1, Alone(), str(written_checkpoint.folder), 1)])
 
 
+@pytest.mark.full(quick=2)
 @pytest.mark.parametrize("start", ["policy", "reward"])
 @pytest.mark.parametrize("family", models.ARCHITECTURES)
 def test_transformers_loads_a_critic_with_the_head_that_was_trained(family: str, start: str, tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def test_fused_and_split_tables_have_the_bits_of_serial_ones_also_recomputed(
         assert [name for name in expected if not torch.equal(other[name], expected[name])] == []
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("algorithm", OF_WHOLE_RESPONSES)
 def test_objectives_of_whole_responses_and_of_pairs_have_the_gradients_of_whole_samples(
     algorithm: str, folders: dict[str, Path], tmp_path: Path
@@ -138,6 +139,7 @@ def test_objectives_of_whole_responses_and_of_pairs_have_the_gradients_of_whole_
     assert_same_gradients(found[0], found[1], TOLERANCE)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_half_precision_rounds_no_more_than_a_rank_with_whole_samples(family: str, folders: dict[str, Path]) -> None:
     folder, batch = folders[family], make_batch()

@@ -60,7 +60,7 @@ def test_the_critic_trains_as_without_a_warm_up_and_the_actor_as_if_the_job_bega
     assert "train/critic_only" not in of_late[0]
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_restart_within_and_after_the_warm_up_is_bitwise_exact(folder: Path, tmp_path: Path, stop: int) -> None:
     optimizer = {"learningRate": 1e-2, "schedule": "Cosine", "warmupSteps": 3, "weightDecay": 0.1}
@@ -73,6 +73,7 @@ def test_a_restart_within_and_after_the_warm_up_is_bitwise_exact(folder: Path, t
     assert_bitwise(straight, resumed)
 
 
+@pytest.mark.full
 def test_a_fused_schedule_runs_what_it_has_of_the_critic(tmp_path: Path) -> None:
     """An iteration without the policy, with every table."""
     job = fused_job(tmp_path)

@@ -95,6 +95,7 @@ def test_on_a_fixed_batch_its_loss_falls_and_it_comes_to_choose_the_policys_toke
     assert entropies == pytest.approx([entropies[0]] * len(seen), rel=1e-3), "the policy moved"
 
 
+@pytest.mark.full
 def test_two_data_ranks_teach_it_what_one_does(folder: Path, draft: Path) -> None:
     one_rank, one_said, _ = run(draft_job(folder, draft), range(1), pipeline=1)
     two_ranks, two_said, _ = run(draft_job(folder, draft), range(1), pipeline=1, data=2)
@@ -123,6 +124,7 @@ def gradients(job: RLHFJob, data: int) -> torch.Tensor:
     return first
 
 
+@pytest.mark.full
 def test_resuming_from_a_checkpoint_is_bitwise_exact_and_the_folder_is_a_model(
     folder: Path, draft: Path, tmp_path: Path
 ) -> None:
@@ -209,6 +211,7 @@ def test_a_model_that_cannot_draft_for_the_policy_is_refused_in_words(
     assert raised.value.failure.exit_code
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("padding", [-3, 6])
 def test_logits_of_one_vocabulary_may_be_padded_differently(folder: Path, tmp_path: Path, padding: int) -> None:
     width = models.VOCABULARY + padding

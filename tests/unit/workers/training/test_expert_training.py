@@ -57,7 +57,7 @@ def test_every_layout_has_the_gradients_of_the_whole_model(
         assert_same_gradients(ours, plain, TOLERANCE)
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fused_tables_and_recomputation_have_the_bits_of_serial_ones(family: str, folders: dict[str, Path]) -> None:
     job, batch = make_job(folders[family], folders[family]), make_batch()
@@ -70,6 +70,7 @@ def test_fused_tables_and_recomputation_have_the_bits_of_serial_ones(family: str
         assert [name for name in expected if not torch.equal(other[name], expected[name])] == []
 
 
+@pytest.mark.full
 def test_bfloat16_computes_near_the_same_gradients_on_float32_weights(folders: dict[str, Path]) -> None:
     plain, low = (
         make_job(folders["mixtral"], folders["mixtral"], training={"precision": precision})
@@ -81,6 +82,7 @@ def test_bfloat16_computes_near_the_same_gradients_on_float32_weights(folders: d
     assert 0 < apart < 0.05 * sum(float(value.square().sum()) for value in exact.values())
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_has_the_names_and_bytes_of_the_folder_it_came_from(
@@ -106,6 +108,7 @@ def saved_alone(job: RLHFJob, stages: int, folder: Path) -> dict[str, torch.Tens
     return {name: value for part in (folder / "actor").glob("*.safetensors") for name, value in load_file(part).items()}
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_goes_on_from_a_checkpoint_in_another_layout(
     family: str, folders: dict[str, Path], tmp_path: Path

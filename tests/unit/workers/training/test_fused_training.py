@@ -41,6 +41,7 @@ def test_fused_and_split_train_the_same_bits_as_serial(pipeline: int, data: int,
     assert_fused_and_split_train_the_bits_of_serial(job, pipeline, data)
 
 
+@pytest.mark.full
 def test_a_fused_group_that_starts_again_from_its_checkpoint_ends_with_the_bits_of_serial(
     job: RLHFJob, tmp_path: Path
 ) -> None:

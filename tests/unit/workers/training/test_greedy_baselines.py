@@ -76,6 +76,7 @@ def advantages_by_formula(batch: TrainingBatch, row: int, greedy: int, beta: flo
     return np.array([rewards[start:].sum() for start in range(length)]) - float(batch.rewards[greedy])
 
 
+@pytest.mark.full(quick=2)
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize("scale", [1.0, 1e30, 1e-30])
 def test_advantages_are_the_rewards_to_come_less_that_of_the_greedy_response(

@@ -59,6 +59,7 @@ def both(folder: Path, **training: Any) -> tuple[RLHFJob, RLHFJob]:
     return ours, theirs
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", MODELS)
 def test_logits_are_those_of_transformers(family: str, folders: dict[str, Path]) -> None:
     folder = folders[family]
@@ -100,6 +101,7 @@ def test_pipelines_replicas_kernels_and_recomputation_change_no_gradient(folders
     assert_same_gradients(gradients_of(fused, serial(ours, 2, 1), 2, batch), expected, TOLERANCE)
 
 
+@pytest.mark.full
 def test_half_precision_rounds_no_more_than_the_backend_torch(folders: dict[str, Path]) -> None:
     batch = make_batch()
     _, plain = both(folders["qwen3"])
@@ -110,6 +112,7 @@ def test_half_precision_rounds_no_more_than_the_backend_torch(folders: dict[str,
     assert 0 < ours < 2 * theirs < 0.5, (ours, theirs)
 
 
+@pytest.mark.full
 def test_fused_and_split_train_the_same_bits_as_serial(tmp_path: Path) -> None:
     job = fused_job(tmp_path)
     training = job.spec.training.model_copy(update={"backend": "megatron"})
@@ -117,6 +120,7 @@ def test_fused_and_split_train_the_same_bits_as_serial(tmp_path: Path) -> None:
     assert_fused_and_split_train_the_bits_of_serial(job, 2, 1)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", MODELS)
 def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bool, tmp_path: Path) -> None:
@@ -138,6 +142,7 @@ def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bo
         assert torch.equal(published[name].view(torch.int16), value.bfloat16().view(torch.int16)), name
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("writer", ["torch", "megatron"])
 def test_either_backend_goes_on_from_the_others_checkpoint(
     writer: str, folders: dict[str, Path], tmp_path: Path

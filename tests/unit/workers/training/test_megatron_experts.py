@@ -71,6 +71,7 @@ def ours_of(folder: Path, **training: Any) -> RLHFJob:
     return make_job(folder, folder, training={"backend": "megatron", **training})
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_transformers(name: str, folders: dict[str, Path]) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folders[name], attn_implementation="eager").eval()
@@ -82,7 +83,7 @@ def test_logits_are_those_of_transformers(name: str, folders: dict[str, Path]) -
     assert float((ours - theirs).abs().max()) <= TOLERANCE * float(theirs.abs().max())
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layout_has_the_gradients_of_the_whole_model(name: str, folders: dict[str, Path]) -> None:
     job, batch = ours_of(folders[name]), make_batch(abstained=(3,))
@@ -143,6 +144,7 @@ def two_stages(job: RLHFJob) -> list[Trainer]:
     return on_ranks(2, lambda rank, peers: trainer_of(job, serial(job, 2, 1), rank, 2, peers))
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_what_was_loaded_is_published_and_saved_bit_by_bit(family: str, tied: bool, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def poisoned(batch: TrainingBatch, *rows: int) -> TrainingBatch:
     return batch.with_fields(log_probabilities=log_p)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (2, 1), (2, 2)])
 def test_a_step_whose_gradient_is_not_finite_is_skipped_on_all_ranks(folder: Path, pipeline: int, data: int) -> None:
     """One sample of one micro-batch of one replica is NaN: its mini-batch changes nothing, the other is trained."""

@@ -83,6 +83,7 @@ def computed(job: RLHFJob, table: ScheduleTable, world: int, batch: TrainingBatc
     return found[0]
 
 
+@pytest.mark.full(quick=2)
 @pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (2, 2), (4, 1)])
 def test_pipelines_and_replicas_compute_what_the_whole_model_does(tmp_path: Path, pipeline: int, data: int) -> None:
     job = recomputing(fused_job(tmp_path))
@@ -91,6 +92,7 @@ def test_pipelines_and_replicas_compute_what_the_whole_model_does(tmp_path: Path
     torch.testing.assert_close(found, by_transformers(job.spec.models.actor.path, batch), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (2, 2)])
 def test_micro_batches_of_bounded_tokens_compute_what_the_whole_model_does(
     tmp_path: Path, pipeline: int, data: int

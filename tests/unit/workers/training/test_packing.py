@@ -86,6 +86,7 @@ def test_tables_with_transfers_in_turn_and_split_backward_give_the_same(family: 
         assert_same_gradients(gradients_of(job, other, 2, batch), expected, 2e-6)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("algorithm", OF_WHOLE_RESPONSES)
 def test_objectives_of_whole_responses_and_of_pairs_have_the_gradients_of_padding(
     algorithm: str, folders: dict[str, Path], tmp_path: Path
@@ -96,6 +97,7 @@ def test_objectives_of_whole_responses_and_of_pairs_have_the_gradients_of_paddin
     assert_same_gradients(found[0], found[1], TOLERANCE)
 
 
+@pytest.mark.full
 def test_adapters_and_a_draft_model_have_the_same_gradients(folders: dict[str, Path], tmp_path: Path) -> None:
     draft = models.write_policy(tmp_path / "draft", "llama", seed=9, num_hidden_layers=1, hidden_size=16)
     speculation = {"drafters": ["Model"], "draftModel": {"path": str(draft), "train": "Enabled"}}
@@ -158,6 +160,7 @@ def test_the_first_pass_is_packed_as_well(folders: dict[str, Path]) -> None:
     assert found[True].any()
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("mode", LIMITS)
 def test_a_packed_row_corrects_each_response_as_a_padded_one(mode: str, folders: dict[str, Path]) -> None:
     """Modes of whole responses need the number of responses, which is not the number of rows."""

@@ -41,6 +41,7 @@ def trained(job: RLHFJob, table: ScheduleTable, *, policy_first: bool, iteration
     return on_ranks(world, work)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("pipeline", [1, 2])
 def test_weights_moments_and_metrics_are_those_of_both_at_once(folder: Path, pipeline: int) -> None:
     optimizer = {"learningRate": 1e-2, "schedule": "Cosine", "warmupSteps": 3, "weightDecay": 0.1}
@@ -49,6 +50,7 @@ def test_weights_moments_and_metrics_are_those_of_both_at_once(folder: Path, pip
     assert_bitwise(trained(job, table, policy_first=True), trained(job, table, policy_first=False))
 
 
+@pytest.mark.full
 def test_they_are_those_of_a_fused_table(tmp_path: Path) -> None:
     job = fused_job(tmp_path)
     fused = trained(job, fused_table(job, 2, 1, FUSED_SPLIT), policy_first=False)

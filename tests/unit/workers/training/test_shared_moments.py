@@ -58,6 +58,7 @@ def test_weights_moments_and_metrics_are_those_of_copies_that_keep_all(
     assert max(map(moment_values, shared)) < 1.5 * max(map(moment_values, apart)) / data
 
 
+@pytest.mark.full
 def test_adapters_are_shared_out_too(policy: Path) -> None:
     jobs = [job_of(policy, "torch", 1, shared, lora={"rank": 4}) for shared in (True, False)]
     (shared, _, _), (apart, _, _) = (run(job, range(1), 1, 2) for job in jobs)

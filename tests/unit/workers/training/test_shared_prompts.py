@@ -88,7 +88,7 @@ def test_sharing_gives_the_gradients_of_whole_samples(training: dict[str, Any], 
             assert_same_gradients(ours, expected, TOLERANCE)
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fused_tables_and_a_split_backward_give_the_same(family: str, folders: dict[str, Path]) -> None:
     job, batch = sharing(folders[family]), group_batch()

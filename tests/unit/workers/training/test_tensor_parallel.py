@@ -105,6 +105,7 @@ def test_states_divided_by_position_change_no_gradient(
     assert_same_gradients(got, gradients_of(whole, serial(whole, pipeline, 1), pipeline * tensor, batch), TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_response_with_the_token_of_padding_trains_its_row_no_more_than_transformers_does(
@@ -120,7 +121,7 @@ def test_a_response_with_the_token_of_padding_trains_its_row_no_more_than_transf
     assert_same_gradients(gradients_of(ours, serial(ours, 1, 1), tensor, drawn), expected, TOLERANCE)
 
 
-@pytest.mark.full(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("sequence", ["Disabled", "Enabled"])
 def test_recomputation_and_fused_kernels_change_no_gradient(sequence: str, folders: dict[str, Path]) -> None:
     batch = make_batch()
@@ -285,6 +286,7 @@ class GoneAfter(Alone):
             raise PeerLostError(f"ranks {', '.join(map(str, ranks))} to join a reduction", RuntimeError("gone"), rank=0)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("sums", "kind", "sequence"),
     [(3, "F", "Disabled"), (12, "B", "Disabled"), (3, "F", "Enabled"), (24, "B", "Enabled")],
@@ -354,6 +356,7 @@ def test_files_of_moments_say_which_rows_and_columns_they_have(folders: dict[str
     assert not names[0] & names[1]
 
 
+@pytest.mark.full
 def test_half_precision_rounds_no_more_than_one_rank(folders: dict[str, Path]) -> None:
     batch = make_batch()
     ours, theirs = both(folders["qwen3"], 2, precision="BFloat16")

@@ -131,6 +131,7 @@ def test_the_field_as_tensor_trains_the_bits_of_a_job_without_it(policy: Path) -
     assert_bitwise(with_field, without)
 
 
+@pytest.mark.full(quick=1)
 def test_micro_batches_bounded_by_tokens_change_no_gradient(policy: Path) -> None:
     """The table is rebuilt for each mini-batch's number of micro-batches, with the same rows."""
     training = {"microBatchSize": 8, "microBatchTokens": 40}
@@ -143,6 +144,7 @@ def test_micro_batches_bounded_by_tokens_change_no_gradient(policy: Path) -> Non
     assert_same_gradients(got, expected, TOLERANCE)
 
 
+@pytest.mark.full(quick=1)
 def test_the_policy_may_train_before_the_critic(policy: Path) -> None:
     job = job_of(policy, 2, 1)
     table = serial(job, 1, 1)
@@ -193,6 +195,7 @@ def test_a_group_that_comes_back_trains_the_bits_of_one_that_was_not_lost(
     assert again == metrics[1:]
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(("tensor", "critic", "pipeline"), [(2, 1, 1), (1, 2, 2)])
 def test_every_tensor_is_published_by_one_rank_of_the_first_copy(
     tensor: int, critic: int, pipeline: int, policy: Path
@@ -229,6 +232,7 @@ def test_measuring_takes_all_ranks_of_a_group_and_changes_no_weight(policy: Path
     assert_bitwise([trainer for trainer, _ in results], before)
 
 
+@pytest.mark.full(quick=1)
 def test_heads_of_a_critic_that_do_not_divide_are_refused_by_its_field(policy: Path) -> None:
     job = job_of(policy, 4, 8)
     with pytest.raises(

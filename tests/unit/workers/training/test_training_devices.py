@@ -158,6 +158,7 @@ def assert_read_once_a_step(rules: CudaRules, algorithm: str) -> None:
     assert sum(rules.read_back.values()) <= EPOCHS + 2 * models_trained, rules.read_back
 
 
+@pytest.mark.full
 def test_measuring_mixes_no_devices(folders: dict[str, Path]) -> None:
     with CudaRules():
         trainer = trainer_on(PRETENDED, folders["llama"])

@@ -74,6 +74,7 @@ def test_a_bound_that_no_micro_batch_meets_changes_no_bit(folders: dict[str, Pat
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize(
     ("aggregation", "estimator"), [("SequenceMean", None), ("TokenMean", "Unbiased"), ("ConstantLength", "K2")]
 )
@@ -133,6 +134,7 @@ def test_the_fused_kernel_gives_the_gradients_of_written_out_attention(folders: 
         assert_same_gradients(gradients_of(fused, table, 2, batch), gradients_of(eager, table, 2, batch), 2e-5)
 
 
+@pytest.mark.full(quick=1)
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_bfloat16_computes_near_the_same_gradients_on_float32_weights(
     deterministic: bool, folders: dict[str, Path]
@@ -175,6 +177,7 @@ def test_split_backward_gives_the_gradients_of_whole_backward(
     assert_same_gradients(split, whole, 1e-6)
 
 
+@pytest.mark.full
 def test_opposite_pipelines_interleaved_give_the_gradients_of_serial_ones(folders: dict[str, Path]) -> None:
     """A fused schedule: the actor's forward over the ranks, the critic's in the other direction, with alternating
     steps."""
@@ -190,6 +193,7 @@ def test_opposite_pipelines_interleaved_give_the_gradients_of_serial_ones(folder
     )
 
 
+@pytest.mark.full
 def test_two_critic_pipelines_in_one_block_are_two_replicas(folders: dict[str, Path]) -> None:
     """The critic needs half of the ranks: its two pipelines divide the samples; gradients are those of one."""
     job, batch = make_job(folders["llama"], folders["qwen2"]), make_batch()

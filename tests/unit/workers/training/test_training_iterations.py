@@ -142,6 +142,7 @@ def test_the_learning_rate_shown_is_that_of_the_last_step(folder: Path) -> None:
     assert [line["learning_rate/actor"] for line in metrics] == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3])
 
 
+@pytest.mark.full
 def test_more_iterations_in_a_live_job_bend_the_rate_and_a_restart_goes_on_with_it(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -226,6 +227,7 @@ def test_an_abstained_sample_does_not_change_the_gradient_of_the_others(folder: 
         assert (ready.fields[name][2] == 0).all()
 
 
+@pytest.mark.full
 def test_a_sample_that_failed_has_no_response_and_is_trained_on_as_if_it_had_abstained(folder: Path) -> None:
     """One sample per micro-batch, so that lengths have no effect: weights are the same bits."""
     job = make_job(folder, folder, training={"microBatchSize": 1})
@@ -295,6 +297,7 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     assert (caught.value.failure.reason, caught.value.failure.exit_code) == ("StorageDenied", 23)
 
 
+@pytest.mark.full(quick=2)
 @pytest.mark.parametrize("damage", ["truncate", "missing", "shape", "state", "list", "horizon"])
 def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, damage: str) -> None:
     job = make_job(folder, folder)

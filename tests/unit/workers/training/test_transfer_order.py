@@ -182,6 +182,7 @@ def test_every_kind_of_table_ends_and_gives_the_gradients(table: ScheduleTable) 
     assert gradients(table) == pytest.approx(expected(table))
 
 
+@pytest.mark.full
 @given(tables_of_unlike_sizes())
 @settings(max_examples=40, deadline=None)
 def test_rows_that_hold_stages_together_end_and_give_the_gradients(table: ScheduleTable) -> None:
@@ -190,6 +191,7 @@ def test_rows_that_hold_stages_together_end_and_give_the_gradients(table: Schedu
     assert gradients(table) == pytest.approx(expected(table))
 
 
+@pytest.mark.full
 @given(tables_of_unlike_sizes())
 @settings(max_examples=20, deadline=None)
 def test_forwards_alone_end_on_rows_that_hold_stages_together(table: ScheduleTable) -> None:
