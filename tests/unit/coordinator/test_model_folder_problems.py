@@ -108,7 +108,7 @@ def test_adapters_in_the_place_of_a_model_are_refused(manifest: Path) -> None:
     ("changes", "field", "says"),
     [
         ({}, "", ""),
-        ({"init_lora_weights": "pissa"}, "spec.training.lora.adapter", "has init_lora_weights: 'pissa': PEFT changes"),
+        ({"init_lora_weights": "pissa"}, "spec.training.lora.adapter", "has init_lora_weights: 'pissa': with it, PEFT changes"),
         ({"r": 8}, "spec.training.lora.rank", "is 3, and .* was saved with 8: use 8"),
         ({"target_modules": ["q_proj"]}, "spec.training.lora.targetModules", r"was saved with \['q_proj'\]"),
     ],
@@ -161,7 +161,7 @@ def test_a_model_that_reads_other_tokens_than_the_policy_is_refused(manifest: Pa
     file.write_text(json.dumps(content))
     [(field, message)] = problems_of(manifest)
     assert field == f"spec.models.{role}.path"
-    assert f"than that of spec.models.actor.path ({manifest.parent / 'policy'})" in message
+    assert f"differs from that of spec.models.actor.path ({manifest.parent / 'policy'})" in message
     assert f"the policy's token 7 is {names[7]!r}, and its tokenizer gives it the number 8" in message
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
