@@ -138,6 +138,7 @@ CODES = torch.ones(4, 4, dtype=torch.int32)
             "ModelCorrupt",
             ["config.json: decoder_sparse_step is 0.5"],
         ),
+        (set_config(sliding_window=8.5), "ModelCorrupt", ["config.json: sliding_window is 8.5, must be a whole"]),
         (pickled, "ModelMissing", ["pytorch_model.bin may run code"]),
         (quantised("fp8", FP8), "ModelUnsupported", ["quant_method fp8", UP, "weights are quantised", "bfloat16"]),
         (set_tensors(lambda stored: stored.update(FP8)), "ModelUnsupported", [f"{UP}.weight (F8_E4M3)"]),
