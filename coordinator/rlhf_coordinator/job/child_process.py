@@ -9,6 +9,8 @@ import json
 import sys
 from typing import Any
 
+from rlhf_common.json_document import parse_json
+
 
 async def ask_module(module: str, question: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
     """Return the answer of a module. Raises OSError, RuntimeError with the child's last line, TimeoutError with the
@@ -28,6 +30,6 @@ async def ask_module(module: str, question: dict[str, Any], timeout_seconds: flo
     if child.returncode:
         lines = err.decode(errors="replace").strip().splitlines() or [f"exit code {child.returncode}"]
         raise RuntimeError(lines[-1])
-    answer = json.loads(out)
+    answer = parse_json(out)
     assert isinstance(answer, dict)
     return answer

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlhf_common import control_pb2 as pb
+from rlhf_common.json_document import parse_json
 from rlhf_common.model_files.companion_files import companion_files
 from rlhf_common.model_files.weight_files import FolderError
 from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ExitCode
@@ -54,7 +55,7 @@ class Checkpoint:
     @property
     def facts(self) -> dict[str, Any]:
         """The content of `checkpoint.json`. Raises OSError and ValueError."""
-        content: dict[str, Any] = json.loads((self.folder / _FACTS).read_bytes())
+        content: dict[str, Any] = parse_json((self.folder / _FACTS).read_bytes())
         return content
 
     @property
@@ -138,7 +139,7 @@ def versions(path: Path) -> list[int]:
 def verify(folder: Path) -> str | None:
     """Return the defect of a checkpoint folder; None when every file is intact."""
     try:
-        content = json.loads((folder / _FACTS).read_bytes())
+        content = parse_json((folder / _FACTS).read_bytes())
         sums = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in content["files"].items()}
         if folder_of(folder.parent, int(content["version"])) != folder:
             return f"{_FACTS} is of version {content['version']}"

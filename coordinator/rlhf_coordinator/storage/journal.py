@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 
 from google.protobuf.message import DecodeError
 
+from rlhf_common.json_document import parse_json
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.storage.journal_lock import JournalLock
 from rlhf_coordinator.storage.journal_pb2 import Begun, Record
@@ -105,7 +106,7 @@ class Journal:
         """Return the facts of the last `write_job`; {} without one. Raises JobError when they cannot be read."""
         path = self.folder / _JOB_FILE
         try:
-            facts = json.loads(path.read_bytes())
+            facts = parse_json(path.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:

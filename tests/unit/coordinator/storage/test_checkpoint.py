@@ -37,7 +37,7 @@ def test_one_stage_writes_the_usual_single_file(tmp_path: Path) -> None:
     assert checkpoint.verify(saved.folder) is None
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "facts", "infinite"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "facts", "infinite", "nested"])
 def test_the_newest_whole_one_is_found_and_a_damaged_one_named(tmp_path: Path, damage: str) -> None:
     make_checkpoint(tmp_path, 1)
     newest = make_checkpoint(tmp_path, 2).folder
@@ -51,7 +51,8 @@ def test_the_newest_whole_one_is_found_and_a_damaged_one_named(tmp_path: Path, d
     else:
         victim = newest / "checkpoint.json"
         text = victim.read_text()
-        victim.write_text(text[:40] if damage == "facts" else text.replace('"bytes": ', '"bytes": 1e999, "was": '))
+        infinite = text.replace('"bytes": ', '"bytes": 1e999, "was": ')
+        victim.write_text({"facts": text[:40], "infinite": infinite, "nested": "[" * 100_000}[damage])
     result, problems = checkpoint.discover(tmp_path / "checkpoints")
     assert result is not None
     assert result.version == 1
