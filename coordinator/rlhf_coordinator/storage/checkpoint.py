@@ -224,16 +224,30 @@ def _add_source_files(folder: Path, source: SourceFolder) -> None:
 
 
 def _mismatch(folder: Path, sums: Mapping[str, tuple[int, str]]) -> str | None:
-    """Return the first difference of a file from its (bytes, sha256); None without one."""
-    for name, (size, _) in sums.items():
+    """Return the first difference of a file from its (bytes, sha256), or why it cannot be read; None without one."""
+    sizes = (_wrong_size(folder, name, size) for name, (size, _) in sums.items())
+    if problem := next(filter(None, sizes), None):
+        return problem
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        contents = pool.map(lambda name: _wrong_content(folder, name, sums[name][1]), sums)
+        return next(filter(None, contents), None)
+
+
+def _wrong_size(folder: Path, name: str, size: int) -> str | None:
+    try:
         if not (folder / name).is_file():
             return f"{name} is missing"
         actual = (folder / name).stat().st_size
-        if actual != size:
-            return f"{name} has {actual} bytes, not {size}"
-    with ThreadPoolExecutor(_HASH_THREADS) as pool:
-        digests = pool.map(lambda name: _digest(folder / name), sums)
-        return next((f"{n} has another SHA-256" for n, d in zip(sums, digests, strict=True) if d != sums[n][1]), None)
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror or error}"
+    return f"{name} has {actual} bytes, not {size}" if actual != size else None
+
+
+def _wrong_content(folder: Path, name: str, sha256: str) -> str | None:
+    try:
+        return f"{name} has another SHA-256" if _digest(folder / name) != sha256 else None
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror or error}"
 
 
 def _describe(folder: Path, file: Path, sums: Mapping[str, tuple[int, str]]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def test_one_stage_writes_the_usual_single_file(tmp_path: Path) -> None:
     assert checkpoint.verify(saved.folder) is None
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "facts", "infinite", "nested"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "facts", "infinite", "nested", "unreadable"])
 def test_the_newest_whole_one_is_found_and_a_damaged_one_named(tmp_path: Path, damage: str) -> None:
     make_checkpoint(tmp_path, 1)
     newest = make_checkpoint(tmp_path, 2).folder
@@ -48,6 +48,13 @@ def test_the_newest_whole_one_is_found_and_a_damaged_one_named(tmp_path: Path, d
         victim.write_bytes(b"mome")
     elif damage == "remove":
         victim.unlink()
+    elif damage == "unreadable":
+        victim.unlink()
+        victim.symlink_to("/proc/self/mem")  # a regular file of 0 bytes whose read fails, as on a broken disk
+        file = newest / "checkpoint.json"
+        facts = json.loads(file.read_text())
+        facts["files"]["optimizer/stage-1.safetensors"]["bytes"] = 0
+        file.write_text(json.dumps(facts))
     else:
         victim = newest / "checkpoint.json"
         text = victim.read_text()
