@@ -22,6 +22,7 @@ from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import holds_run, why_no_run
 from rlhf_common.json_document import parse_json
 from rlhf_common.names import ExitCode
+from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
 from rlhf_coordinator.storage import checkpoint
 from rlhf_operator.manifests.mount_paths import JOB_KEY
@@ -84,7 +85,10 @@ def _checkpoints(run_dir: Path, job: RLHFJob) -> Path:
     if job.spec.checkpoints is None:
         raise RunError(f"RUN {run_dir}: its job has no spec.checkpoints, so it saved no model")
     places = (Path(job.spec.checkpoints.path), run_dir / "checkpoints")
-    found = next((place for place in places if checkpoint.versions(place)), None)
+    try:
+        found = next((place for place in places if checkpoint.versions(place)), None)
+    except JobError as error:
+        raise RunError(f"RUN {run_dir}: {error}", ExitCode.STORAGE) from error
     if found is None:
         raise RunError(f"RUN {run_dir}: there is no checkpoint in {' or '.join(dict.fromkeys(map(str, places)))}")
     return found

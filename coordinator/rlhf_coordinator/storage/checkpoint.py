@@ -21,7 +21,7 @@ from rlhf_common.json_document import parse_json
 from rlhf_common.model_files.companion_files import companion_files
 from rlhf_common.model_files.weight_files import FolderError
 from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ExitCode
-from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_coordinator.storage import adapter_file
 from rlhf_coordinator.storage.journal import sync_folder, write_atomically
@@ -116,7 +116,10 @@ def finish(
 
 
 def discover(path: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest complete checkpoint of a version up to `at_most`, and a warning for each newer damaged one."""
+    """Return the newest complete checkpoint of a version up to `at_most`, and a warning for each newer damaged one.
+
+    Raises JobError.
+    """
     problems: list[str] = []
     for version in versions(path):
         if at_most is not None and version > at_most:
@@ -129,10 +132,13 @@ def discover(path: Path, at_most: int | None = None) -> tuple[Checkpoint | None,
 
 
 def versions(path: Path) -> list[int]:
-    """Return the versions that have a final folder, newest first."""
-    if not path.is_dir():
-        return []
-    matches = [_NAME.fullmatch(item.name) for item in path.iterdir() if item.is_dir()]
+    """Return the versions that have a final folder, newest first. Raises JobError if the path cannot be read."""
+    try:
+        if not path.is_dir():
+            return []
+        matches = [_NAME.fullmatch(item.name) for item in path.iterdir() if item.is_dir()]
+    except OSError as error:
+        raise storage_error("the folder of checkpoints", path, error, FIELD, "read") from error
     return sorted((int(match.group(1)) for match in matches if match), reverse=True)
 
 

@@ -196,7 +196,7 @@ def keep_best(run: JobRun) -> None:
         if top is not None:
             checkpoint.name_best(path, top.version, top.metrics["reward"])
             run.state.checkpoint.best = str(checkpoint.folder_of(path, top.version))
-    except OSError as error:
+    except (OSError, JobError) as error:
         log.error("the best checkpoint in %s cannot be named: %s", path, error)
 
 

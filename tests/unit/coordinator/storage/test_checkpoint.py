@@ -68,6 +68,12 @@ def test_the_newest_whole_one_is_found_and_a_damaged_one_named(tmp_path: Path, d
     assert victim.name in problem
 
 
+def test_a_folder_of_checkpoints_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"the folder of checkpoints cannot be read at .*: File name too long") as error:
+        checkpoint.discover(tmp_path / ("x" * 300))
+    assert (error.value.failure.field, error.value.failure.exit_code) == (checkpoint.FIELD, ExitCode.STORAGE)
+
+
 def test_a_file_that_is_not_what_its_rank_wrote_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoints"
     temporary = checkpoint.prepare(path, 3)
