@@ -14,6 +14,7 @@ from rlhf_api.algorithms.iteration_prompts import PromptSchedules
 from rlhf_common import control_pb2 as pb
 from rlhf_common.metrics import storage
 from rlhf_common.names import DRAFT_MODEL, ExitCode
+from rlhf_common.surrogates import escaped
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
@@ -129,6 +130,11 @@ class CheckpointSaver:
             return
         except OSError as error:
             self.failed(storage_error("a checkpoint", self._path, error, checkpoint.FIELD).failure)
+            return
+        except Exception as error:
+            log.exception("checkpoint %d could not be completed", self._version)
+            message = f"a checkpoint cannot be completed at {self._path}: {type(error).__name__}: {error}"
+            self.failed(pb.Failure(reason="StorageFailed", message=escaped(message)))
             return
         self._record_checkpoint(saved, retained_versions)
 
