@@ -132,16 +132,12 @@ class InferenceRole:
         asked = {task for sample in command.score.samples for task in sample.tasks}
         self._require_versions(self._tasks[task].model for task in asked)
         self._onload()
+        malformed: dict[str, pb.Failure] = {}
         for sample in command.score.samples:
-            self._take(sample, outbox)
+            self._take(sample, outbox, malformed)
         for task in self._tasks.values():
             if task.of_group and task.waiting:
-                if isinstance(task.scorer, GroupScorer):
-                    self._comparisons.submit(task.name, task.scorer, list(task.waiting))
-                else:
-                    assert isinstance(task.scorer, RewardCalls)
-                    task.scorer.submit_group(list(task.waiting))
-                task.waiting.clear()
+                self._judge_group(task, malformed.get(task.name), outbox)
         outbox.done(pb.CommandDone(command_id=command.id))
 
     def load(self, weights: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
@@ -312,12 +308,14 @@ class InferenceRole:
     def _models(self) -> list[str]:
         return [task.model for task in self._tasks.values()]
 
-    def _take(self, message: pb.ScoreSample, outbox: Outbox) -> None:
+    def _take(self, message: pb.ScoreSample, outbox: Outbox, malformed: dict[str, pb.Failure]) -> None:
+        """Queue a sample; report a malformed one as failed, and add its failure to `malformed` by task."""
         try:
             sample = scoring_sample_of(message)
         except WorkError as error:
             for name in message.tasks:
                 outbox.scored(pb.ScoredSample(key=message.key, task=name, failure=error.failure))
+                malformed.setdefault(name, error.failure)
             return
         for name in message.tasks:
             task = self._tasks[name]
@@ -325,6 +323,19 @@ class InferenceRole:
                 task.scorer.submit(sample)
             else:
                 task.waiting.append(sample)
+
+    def _judge_group(self, task: _Task, failure: pb.Failure | None, outbox: Outbox) -> None:
+        """Have the waiting samples judged together; if one of their group failed, all fail with it."""
+        samples = list(task.waiting)
+        task.waiting.clear()
+        if failure is not None:
+            for sample in samples:
+                outbox.scored(pb.ScoredSample(key=key_message(sample.key), task=task.name, failure=failure))
+        elif isinstance(task.scorer, GroupScorer):
+            self._comparisons.submit(task.name, task.scorer, samples)
+        else:
+            assert isinstance(task.scorer, RewardCalls)
+            task.scorer.submit_group(samples)
 
     def _score(self, task: _Task, scorer: ModelScorer, batch: list[ScoringSample], outbox: Outbox) -> int:
         """Score one batch; if it fails, score each sample alone, so that one bad sample fails no other.
