@@ -103,19 +103,19 @@ class SpanExport:
         """Take queued entries and return their spans; single spans are together."""
         with self._changed:
             taken = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-        singles = chain.from_iterable(self._made(size, make) for size, make in taken if size == 1)
-        return [singles, *(self._made(size, make) for size, make in taken if size != 1)]
+        singles = chain.from_iterable(self._spans_of(size, make) for size, make in taken if size == 1)
+        return [singles, *(self._spans_of(size, make) for size, make in taken if size != 1)]
 
-    def _made(self, size: int, make: Callable[[], Made]) -> Iterator[TraceSpan]:
+    def _spans_of(self, size: int, make: Callable[[], Made]) -> Iterator[TraceSpan]:
         """Yield the spans of an entry up to a failure, which drops the rest of this entry."""
-        made = 0
+        count = 0
         try:
             for span in make():
-                made += 1
+                count += 1
                 yield span
         except Exception:
             log.exception("spans could not be made, and are dropped")
-            self._count("dropped", max(1, size - made))
+            self._count("dropped", max(1, size - count))
 
     def _send(self, spans: Iterator[TraceSpan]) -> None:
         while batch := list(islice(spans, BATCH)):

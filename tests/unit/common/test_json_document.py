@@ -1,4 +1,4 @@
-"""Whatever is no JSON document is a ValueError."""
+"""Every text that is no JSON document is a ValueError."""
 
 import pytest
 

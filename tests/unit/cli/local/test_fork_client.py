@@ -1,4 +1,4 @@
-"""What the fork server says in one breath: a process that ends right after its fork is a process that ended."""
+"""The client returns a process with its end, also if both replies of the fork server come at once."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Training starts whatever the search for schedules answers: with the serial table if the answer is unusable."""
+"""Training starts after any answer of the search for schedules: with the serial table if the answer is unusable."""
 
 import errno
 from pathlib import Path
@@ -11,6 +11,7 @@ from tests.support.coordinator.in_process_coordinator import begin_in_process
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import ExitCode
 from rlhf_coordinator.job.job_run import JobRun
+from rlhf_coordinator.scheduling.training_schedule import candidates
 from rlhf_coordinator.storage import journal
 from rlhf_coordinator.training import schedule_choice
 from rlhf_planner.schedule.serial import METHOD as SERIAL
@@ -58,7 +59,7 @@ async def test_an_entry_that_is_no_table_leaves_the_serial_one(
 ) -> None:
     """The choice was once never made, so that training did not start."""
     run = searching(tmp_path, mode)
-    fused = schedule_choice.candidates(run.context.spec)
+    fused = candidates(run.context.spec)
     await search(run, monkeypatch, {SERIAL: entry(run)} | {method: entry(run, **changed) for method in fused})
     assert (run.state.schedule.stage, run.state.schedule.method) == ("decided", SERIAL)
     stored = run.journal.job()["schedule"]
@@ -91,7 +92,7 @@ async def test_a_choice_that_cannot_be_stored_fails_the_job(tmp_path: Path, monk
 async def test_a_usable_answer_is_timed_or_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for mode, stage in (("Auto", "tables"), ("Fused", "decided")):
         run = searching(tmp_path / mode, mode)
-        fused = schedule_choice.candidates(run.context.spec)
+        fused = candidates(run.context.spec)
         answer = {SERIAL: entry(run)} | {method: entry(run, predicted=0.1) for method in fused}
         await search(run, monkeypatch, answer)
         assert run.state.schedule.stage == stage
