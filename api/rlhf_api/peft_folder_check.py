@@ -3,13 +3,13 @@
 An unknown key of adapter_config.json is rejected unless its value means "unused".
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.job.lora import EVERY_TARGET, Lora
+from rlhf_common.json_document import parse_json
 from rlhf_common.model_files.weight_files import FolderError, TensorEntry, WeightFiles, read_header
 from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_FIELD, ADAPTER_WEIGHTS
 
@@ -185,7 +185,7 @@ def _check_settings(file: Path, config: Mapping[str, Any], settings: Lora) -> No
 def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / ADAPTER_CONFIG
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise AdapterError(f"{folder} has no {ADAPTER_CONFIG}: it was saved without adapters") from None
     except (OSError, ValueError) as error:

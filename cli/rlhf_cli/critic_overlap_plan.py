@@ -3,7 +3,6 @@
 Rule: it reads the newest run in `runs/` whose profiles allow a forecast.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJob
 from rlhf_cli.console import output
 from rlhf_cli.local.run_folder import newest_first
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import Group
 from rlhf_coordinator.reports.trackers import facts_jsonl
 from rlhf_planner import critic_overlap_facts
@@ -89,7 +89,7 @@ def critic_overlap_plan(job: RLHFJob, runs: Path, sizes: Sizes) -> CriticOverlap
 def _measured(folder: Path) -> MeasuredOverlap | None:
     """Return the times that the run recorded with and without overlap; None when they are absent or unreadable."""
     try:
-        facts = json.loads((folder / "journal" / "job.json").read_bytes())
+        facts = parse_json((folder / "journal" / "job.json").read_bytes())
         return critic_overlap_facts.read_facts(facts[critic_overlap_facts.JOB_KEY])[0]
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -16,6 +16,7 @@ from rlhf_cli.console import output, paragraph
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import holds_run, why_no_run
 from rlhf_cli.plan_comparison import compare_plan
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import ExitCode
 from rlhf_coordinator.replanning.drift import last_decision
 from rlhf_coordinator.reports.trackers.facts_jsonl import FILE, read_facts
@@ -76,7 +77,7 @@ def lines_of(facts: Sequence[IterationProfile], findings: Sequence[Finding], wid
 def _long_rounds(run_dir: Path) -> str | None:
     """Return why a run with longRounds Auto has long rounds or none; None if its journal does not say it."""
     try:
-        return str(json.loads((run_dir / "journal" / "job.json").read_bytes())[JOB_KEY]["reason"])
+        return str(parse_json((run_dir / "journal" / "job.json").read_bytes())[JOB_KEY]["reason"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -3,12 +3,12 @@
 Rule: the run folder is untrusted; a run whose plan cannot be compared says why.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_api.protocol import read_job
 from rlhf_cli.plan_search import job_search
+from rlhf_common.json_document import parse_json
 from rlhf_coordinator.learned_figures import learned_figures, read_workload
 from rlhf_planner.plan_search.cost_figures import FigureSource, device_figures, weakest
 from rlhf_planner.plan_search.search import EXHAUSTIVE
@@ -52,7 +52,7 @@ class PlanComparison:
 def compare_plan(run_dir: Path) -> PlanComparison | str:
     """Return the comparison of a run's plan, or why there is none."""
     try:
-        document = json.loads((run_dir / "job.json").read_bytes())
+        document = parse_json((run_dir / "job.json").read_bytes())
         run_job = read_job(document)
         # Chosen sizes are fixed in job.json: they are compared with all others.
         job = run_job.model_copy(update={"spec": run_job.spec.model_copy(update={"devices": None})})

@@ -5,7 +5,6 @@ The processes end with this command (`local.job_supervisor`).
 
 import asyncio
 import contextlib
-import json
 import signal
 import time
 from collections import deque
@@ -29,6 +28,7 @@ from rlhf_cli.local.ports import HeldPorts
 from rlhf_cli.local.run_folder import RunFolder, choose_run_dir
 from rlhf_cli.run_progress import MetricsTail, fresh_warnings, iteration_line, summary_line, watch_status
 from rlhf_common import control_pb2 as pb
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import ExitCode
 from rlhf_coordinator.replanning.drift import is_adopted
 from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
@@ -203,8 +203,8 @@ class _LocalRun:
     def _complete_summary(self, run_dir: Path, result: LocalRunResult, code: int) -> Mapping[str, Any]:
         """Add the supervisor's own figures to the summary, and return it; empty when no summary can be read."""
         try:
-            summary = json.loads((run_dir / SUMMARY).read_text())
-        except (OSError, json.JSONDecodeError):
+            summary = parse_json((run_dir / SUMMARY).read_text())
+        except (OSError, ValueError):
             return {}
         summary |= {"restarts": {name: n for name, n in result.restarts.items() if n}, "exit_code": code}
         with contextlib.suppress(OSError):

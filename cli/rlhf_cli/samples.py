@@ -3,7 +3,6 @@
 Rule: the texts are untrusted: control characters are escaped for the terminal, and no text is markup.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from rlhf_cli.console import columns, output
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import RUNS, holds_run, why_no_run
 from rlhf_cli.output_file import check_output_file
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import ExitCode
 from rlhf_coordinator.reports.sample_table import SampleRow, best_first, line_of, read_table, table_files, visible
 from rlhf_operator.manifests.mount_paths import JOB_KEY
@@ -120,7 +120,7 @@ def _why_no_tables(folder: Path) -> str:
     if not holds_run(folder):
         return why_no_run(folder)
     try:
-        mode = json.loads((folder / JOB_KEY).read_bytes())["spec"]["samples"]["mode"]
+        mode = parse_json((folder / JOB_KEY).read_bytes())["spec"]["samples"]["mode"]
     except (OSError, ValueError, KeyError, TypeError):
         return f"the run has no sample tables, and its {JOB_KEY} does not say whether spec.samples.mode was Disabled"
     if mode == "Disabled":

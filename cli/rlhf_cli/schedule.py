@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import ExitCode
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 def _read(path: Path, option: str) -> Any:
     try:
-        return json.loads(path.read_text())
+        return parse_json(path.read_text())
     except OSError as error:
         _fail(f"{option} {path}: {error.strerror or error}", ExitCode.USAGE)
     except ValueError as error:

@@ -3,9 +3,11 @@
 Rule: pure.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
+
+from rlhf_common.json_document import parse_json
+from rlhf_common.nesting import MAX_DEPTH, too_deep
 
 Message = dict[str, Any]
 """A message of a chat: role, content, and other keys for templates."""
@@ -34,7 +36,7 @@ def tools_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     tools = record.get(TOOLS)
     if isinstance(tools, str) and tools.strip():
         try:
-            tools = json.loads(tools)
+            tools = _parsed(tools)
         except ValueError as error:
             raise ChatError(f"has tools that are no JSON ({error}); {_TOOLS_FORM}") from error
     if not tools:
@@ -89,7 +91,7 @@ def _call(call: object, name: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         # Templates write arguments as JSON, so JSON text would be quoted twice.
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = _parsed(arguments or "{}")
         except ValueError as error:
             raise ChatError(f"has arguments of {function['name']} in {name} that are no JSON: {error}") from error
     if not isinstance(arguments, dict | None):
@@ -98,6 +100,14 @@ def _call(call: object, name: str) -> dict[str, Any]:
     assert isinstance(call, dict)
     others = {key: item for key, item in call.items() if item is not None} if "function" in call else {}
     return {"type": "function", **others, "function": function}
+
+
+def _parsed(text: str) -> Any:
+    """Return the JSON document in a string of a record. Raises ValueError, also for one that is nested too deep."""
+    value = parse_json(text)
+    if too_deep(value) is not None:
+        raise ValueError(f"it has more than {MAX_DEPTH} levels")
+    return value
 
 
 def _without_nulls(value: Any) -> Any:

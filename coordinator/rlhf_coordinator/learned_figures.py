@@ -3,13 +3,13 @@
 They are read from the run folder, which is untrusted.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.job import RLHFJob
 from rlhf_api.protocol import read_job
+from rlhf_common.json_document import parse_json
 from rlhf_coordinator.model_sizes import read_shapes, read_sizes
 from rlhf_coordinator.reports.trackers import facts_jsonl
 from rlhf_coordinator.state.sample import ITEM_BYTES
@@ -51,7 +51,7 @@ def read_workload(job: RLHFJob, run: Path | None) -> tuple[Workload, tuple[str, 
 def run_workload(run: Path) -> Workload | None:
     """Return the workload of the job that ran in a folder; None if the folder does not show it."""
     try:
-        return read_workload(read_job(json.loads((run / RAN_JOB).read_bytes())), run)[0]
+        return read_workload(read_job(parse_json((run / RAN_JOB).read_bytes())), run)[0]
     except (OSError, ValueError):
         return None
 
@@ -126,7 +126,7 @@ def planned_since(run: Path) -> int:
 
 def journal_facts(run: Path) -> dict[str, Any]:
     """Return the journal's facts about the job of a run. Raises OSError, ValueError."""
-    facts: dict[str, Any] = json.loads((run / "journal" / "job.json").read_bytes())
+    facts: dict[str, Any] = parse_json((run / "journal" / "job.json").read_bytes())
     return facts
 
 

@@ -1,6 +1,5 @@
 """The sizes and shapes of a job's models, from config.json and safetensors headers. No weights are loaded."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -8,6 +7,7 @@ from typing import Any, Final
 from rlhf_api.algorithms import ModelKind, ModelRole
 from rlhf_api.job import RLHFJobSpec
 from rlhf_api.job.model_source import ModelSource
+from rlhf_common.json_document import parse_json
 from rlhf_common.model_files.config_counts import count_in
 from rlhf_common.model_files.weight_files import FolderError, read_weight_files
 from rlhf_common.names import DRAFT_MODEL
@@ -39,7 +39,7 @@ def read_sizes(spec: RLHFJobSpec) -> dict[str, ModelSize | None]:
 def read_size(folder: Path) -> ModelSize | None:
     """Return the size of the model in a Hugging Face folder; None when its files do not show it."""
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = parse_json((folder / "config.json").read_text())
         tensors = read_weight_files(folder, whole=False).tensors
         parameters = sum(entry.count for entry in tensors.values())
         of_experts = sum(entry.count for name, entry in tensors.items() if ".experts." in name)
@@ -63,7 +63,7 @@ def read_shapes(spec: RLHFJobSpec) -> Mapping[str, TransformerShape]:
         if folder is None:
             continue
         try:
-            config = json.loads((folder / "config.json").read_text())
+            config = parse_json((folder / "config.json").read_text())
             shapes[str(role)] = shape_of(config.get("text_config") or config)
         except _UNREADABLE:
             continue

@@ -3,12 +3,12 @@
 Rule: it reads only config.json on this disk, also in the hub's cache.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import ExitCode
 from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.model_folders import local_folder
@@ -46,7 +46,7 @@ def check_tensor_split(spec: RLHFJobSpec) -> None:
 def _config(path: str) -> Mapping[str, Any]:
     folder = local_folder(path)
     try:
-        config = {} if folder is None else json.loads((folder / "config.json").read_text())
+        config = {} if folder is None else parse_json((folder / "config.json").read_text())
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

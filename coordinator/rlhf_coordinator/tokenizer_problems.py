@@ -8,6 +8,7 @@ from typing import Any, Final
 from rlhf_api.algorithms import ModelKind, ModelRole, graph_of
 from rlhf_api.job import RLHFJobSpec
 from rlhf_common.chats import TOOLS
+from rlhf_common.json_document import parse_json
 from rlhf_common.model_files.vocabularies import MISMATCH, REMEDY, tokenizer_problem
 from rlhf_common.model_files.weight_files import FolderError
 from rlhf_coordinator.model_folders import local_folder
@@ -86,6 +87,6 @@ def _template(folder: Path) -> Any:
     try:
         if (folder / TEMPLATE_FILE).is_file():
             return _text(folder / TEMPLATE_FILE)
-        return json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+        return parse_json((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
     except (OSError, ValueError, AttributeError):
         return None

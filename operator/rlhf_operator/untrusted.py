@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
 
+from rlhf_common.json_document import parse_json
 from rlhf_common.nesting import MAX_DEPTH, too_deep
 
 Json = Mapping[str, Any]
@@ -200,8 +201,8 @@ def moment(value: Any, field: str) -> datetime | None:
 def loads(line: str) -> Any:
     """Return a JSON document; None if it is invalid, or has too many levels or digits."""
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return parse_json(line)
+    except ValueError:
         return None
 
 

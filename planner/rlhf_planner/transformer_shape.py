@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_common.model_files.config_counts import count_in, experts_in
+from rlhf_common.model_files.config_counts import count_in, experts_in, window_in
 from rlhf_common.model_files.model_folder_check import ties_embeddings
 
 
@@ -75,9 +75,6 @@ def shape_of(config: Mapping[str, Any]) -> TransformerShape:
     Raises KeyError, TypeError, ValueError or ArithmeticError (such as for Infinity) for a missing or wrong value.
     """
     heads, hidden = count_in(config, "num_attention_heads"), count_in(config, "hidden_size")
-    window = config.get("sliding_window")
-    if not config.get("use_sliding_window", True):
-        window = None
     return TransformerShape(
         family=str(config["model_type"]),
         hidden=hidden,
@@ -88,7 +85,7 @@ def shape_of(config: Mapping[str, Any]) -> TransformerShape:
         intermediate=count_in(config, "intermediate_size"),
         vocabulary=count_in(config, "vocab_size"),
         tied=ties_embeddings(config),
-        window=int(window) if window is not None else None,
+        window=window_in(config) or None,
         experts=_experts_of(config),
     )
 

@@ -7,7 +7,6 @@ exists.
 
 import contextlib
 import ctypes
-import json
 import logging
 import os
 import selectors
@@ -17,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import Env, ExitCode
 from rlhf_workers.ranks.ends import RankEnd, pod_end
 from rlhf_workers.ranks.environments import RankEnvironment, rank_environments
@@ -76,7 +76,7 @@ def words_of(line: bytes) -> str:
     """Return the end of the text of a log line: of the message of a JSON line, or of any other line itself."""
     text = line.decode(errors="replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        text = str(json.loads(text)["message"])
+        text = str(parse_json(text)["message"])
     return text.strip()[-WORDS_KEPT:]
 
 

@@ -4,7 +4,6 @@ Rule: only the job itself must be readable; `missing` lists what else could not 
 """
 
 import asyncio
-import json
 import re
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from rlhf_cli.cluster.cluster_pod import ClusterPod, cluster_pods
 from rlhf_cli.cluster.cluster_session import ClusterSession
 from rlhf_cli.cluster.errors import VerbError
 from rlhf_common import names
+from rlhf_common.json_document import parse_json
 from rlhf_operator.api_client.errors import ApiError, ForbiddenError, MissingError, RefusedError
 from rlhf_operator.manifests.pods import CONTAINER
 
@@ -175,7 +175,7 @@ def _close(iterations: dict[int, PastIteration], match: re.Match[str]) -> None:
 def _time_and_message(line: str) -> tuple[datetime | None, str]:
     """Parse time and message of a log line, which is one JSON object in a pod; (None, "") for any other line."""
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except ValueError:
         return None, ""
     if not isinstance(entry, dict):

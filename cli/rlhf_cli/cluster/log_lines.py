@@ -4,7 +4,6 @@ Rule: a JSON line of ours is shown as time, level and message; any other line is
 """
 
 import heapq
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from rlhf_cli.cluster.cluster_job import moment
 from rlhf_cli.cluster.cluster_session import ClusterSession
+from rlhf_common.json_document import parse_json
 
 COLOURS: Final = ("cyan", "green", "magenta", "blue", "yellow", "bright_cyan", "bright_green", "bright_magenta")
 _LEVEL_STYLES: Final = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red", "DEBUG": "dim"}
@@ -79,7 +79,7 @@ def line_text(line: LogLine, colour: str, name_width: int) -> Text:
     """Return a line as `generation-0  12:00:01 INFO joined`; `name_width` 0 leaves the name out."""
     prefix = Text(f"{line.worker:<{name_width}}  " if name_width else "", style=colour)
     try:
-        entry = json.loads(line.text)
+        entry = parse_json(line.text)
         level, message = str(entry["level"]), str(entry["message"])
     except (ValueError, KeyError, TypeError):
         return prefix.append(line.text, style="default")

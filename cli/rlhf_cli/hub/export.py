@@ -4,7 +4,6 @@ Rule: the checkpoint's checksums, the target, and the repository and token of an
 write.
 """
 
-import json
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -21,7 +20,9 @@ from rlhf_cli.hub.model_card import ExportedModel
 from rlhf_cli.hub.upload import check_repository, upload
 from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.run_folder import holds_run, why_no_run
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import ExitCode
+from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.reports.trackers.summary_json import FILE as SUMMARY
 from rlhf_coordinator.storage import checkpoint
 from rlhf_operator.manifests.mount_paths import JOB_KEY
@@ -55,7 +56,7 @@ def export(options: ExportOptions) -> int:
     source = folder / role
     if not (source / "config.json").is_file():
         raise RunError(f"RUN: checkpoint {folder} has no {role}/config.json", ExitCode.BAD_MODEL)
-    version = int(json.loads((folder / "checkpoint.json").read_bytes())["version"])
+    version = int(parse_json((folder / "checkpoint.json").read_bytes())["version"])
     summary = _summary(options.run_dir)
     model = ExportedModel(job, ModelRole(role), version, is_adapter(source), summary, reward, _own_version())
     write_hub_folder(source, options.target, model)
@@ -84,7 +85,10 @@ def _checkpoints(run_dir: Path, job: RLHFJob) -> Path:
     if job.spec.checkpoints is None:
         raise RunError(f"RUN {run_dir}: its job has no spec.checkpoints, so it saved no model")
     places = (Path(job.spec.checkpoints.path), run_dir / "checkpoints")
-    found = next((place for place in places if checkpoint.versions(place)), None)
+    try:
+        found = next((place for place in places if checkpoint.versions(place)), None)
+    except JobError as error:
+        raise RunError(f"RUN {run_dir}: {error}", ExitCode.STORAGE) from error
     if found is None:
         raise RunError(f"RUN {run_dir}: there is no checkpoint in {' or '.join(dict.fromkeys(map(str, places)))}")
     return found
@@ -111,7 +115,7 @@ def _chosen(path: Path, options: ExportOptions) -> tuple[Path, float | None]:
 def _best(path: Path) -> tuple[int | None, float | None]:
     """Return version and reward of the best checkpoint; (None, None) where none is named."""
     try:
-        facts = json.loads((path / checkpoint.BEST_FILE).read_bytes())
+        facts = parse_json((path / checkpoint.BEST_FILE).read_bytes())
         return int(facts["version"]), float(facts["reward"])
     except FileNotFoundError:
         return None, None
@@ -122,7 +126,7 @@ def _best(path: Path) -> tuple[int | None, float | None]:
 def _summary(run_dir: Path) -> dict[str, Any]:
     """Return the summary of a run; empty if it has none that can be read."""
     try:
-        summary = json.loads((run_dir / SUMMARY).read_bytes())
+        summary = parse_json((run_dir / SUMMARY).read_bytes())
     except (OSError, ValueError):
         return {}
     return summary if isinstance(summary, dict) else {}

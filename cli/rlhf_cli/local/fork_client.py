@@ -56,8 +56,7 @@ class ForkServerClient:
         self._lock = asyncio.Lock()
         self._server: Child | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._ends: dict[int, asyncio.Future[int]] = {}
-        self._forked: asyncio.Queue[int | None] = asyncio.Queue()
+        self._forked: asyncio.Queue[ForkedProcess | None] = asyncio.Queue()
         self.broken = ""
         """Reason why no server can be started; empty while one can."""
 
@@ -82,10 +81,10 @@ class ForkServerClient:
             with contextlib.suppress(ConnectionError):
                 server.stdin.write(json.dumps(order).encode() + b"\n")
                 await server.stdin.drain()
-            pid = await self._forked.get()
-            if pid is None:
+            forked = await self._forked.get()
+            if forked is None:
                 raise ForkServerError("the process that workers are forked from has died")
-            return ForkedProcess(pid, self._ends[pid])
+            return forked
 
     def kill(self) -> None:
         """Kill the server; its workers die with it."""
@@ -132,17 +131,16 @@ class ForkServerClient:
                 start_new_session=True,
             )
 
-    async def _read(self, stdout: asyncio.StreamReader, forked: "asyncio.Queue[int | None]") -> None:
-        own: set[int] = set()
+    async def _read(self, stdout: asyncio.StreamReader, forked: "asyncio.Queue[ForkedProcess | None]") -> None:
+        """Read replies until the server ends. A process may end, or the server die, before `start` has taken it."""
+        running: dict[int, asyncio.Future[int]] = {}
         while line := await stdout.readline():
             reply: dict[str, Any] = json.loads(line)
             if "pid" in reply:
-                own.add(reply["pid"])
-                self._ends[reply["pid"]] = asyncio.get_running_loop().create_future()
-                forked.put_nowait(reply["pid"])
+                code = running[reply["pid"]] = asyncio.get_running_loop().create_future()
+                forked.put_nowait(ForkedProcess(reply["pid"], code))
             else:
-                own.discard(reply["ended"])
-                self._ends.pop(reply["ended"]).set_result(reply["code"])
-        for pid in own:
-            self._ends.pop(pid).set_result(-signal.SIGKILL)
+                running.pop(reply["ended"]).set_result(reply["code"])
+        for code in running.values():
+            code.set_result(-signal.SIGKILL)
         forked.put_nowait(None)

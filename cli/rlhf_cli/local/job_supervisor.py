@@ -6,7 +6,6 @@ and carries the token with which `leftover_processes` finds its children.
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import re
@@ -35,6 +34,7 @@ from rlhf_cli.local.restart_policy import (
     decide_after_end,
     restart_message,
 )
+from rlhf_common.json_document import parse_json
 from rlhf_common.json_logs import JsonLogFormatter
 from rlhf_common.names import Env, ExitCode, Group
 
@@ -269,6 +269,6 @@ def _message(line: str) -> str:
     """Return the message of a log line without time and worker; empty for the line of a start."""
     if line.startswith("{"):
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            entry = json.loads(line)
+            entry = parse_json(line)
             return "" if "start" in entry else str(entry["message"])
     return _LOG_PREFIX.sub("", line)

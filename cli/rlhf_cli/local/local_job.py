@@ -3,7 +3,6 @@
 Rule: no process of the job starts here.
 """
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rlhf_cli.local.errors import RunError
 from rlhf_cli.local.pods_to_processes import LocalProcess, device_demands, job_file_content, local_processes
 from rlhf_cli.local.ports import LOOPBACK, HeldPorts, JobPorts, claim, free_ports, is_free
 from rlhf_cli.local.run_folder import RunFolder
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import Env, Group
 from rlhf_operator.certificates import new_authority
 from rlhf_operator.manifests import render
@@ -95,7 +95,7 @@ def check_unchanged(job_file: Path, job: RLHFJob) -> None:
     if not job_file.is_file():
         return
     try:
-        before = read_job(json.loads(job_file.read_bytes()))
+        before = read_job(parse_json(job_file.read_bytes()))
     except (OSError, ValueError) as error:
         why = " ".join(str(error).split())
         remedy = "resume by the version of rlhf that wrote it, or begin a new run in another --run-dir"

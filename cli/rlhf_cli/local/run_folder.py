@@ -4,7 +4,6 @@ Rule: one run at a time uses a folder. The kernel releases the lock when the pro
 """
 
 import fcntl
-import json
 import os
 import re
 import uuid
@@ -17,6 +16,7 @@ from typing import Final
 from rlhf_api.job import RLHFJob
 from rlhf_cli.local import leftover_processes
 from rlhf_cli.local.errors import RunError
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import ExitCode
 from rlhf_operator.manifests.mount_paths import JOB_KEY
 
@@ -75,7 +75,7 @@ def newest_first(runs: Path, job: str) -> Iterator[Path]:
 def _job_name(folder: Path) -> str | None:
     """Return the name of the job that runs in a folder; None if its job.json does not say."""
     try:
-        return str(json.loads((folder / "job.json").read_bytes())["metadata"]["name"])
+        return str(parse_json((folder / "job.json").read_bytes())["metadata"]["name"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

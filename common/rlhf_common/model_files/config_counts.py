@@ -1,4 +1,4 @@
-"""The whole numbers of a transformer's config.json: widths, layers, heads, experts.
+"""The whole numbers of a transformer's config.json: widths, layers, heads, experts, window.
 
 Rule: a number that is not whole, or too small, is an error with the name and the value; it is not rounded.
 """
@@ -37,11 +37,20 @@ def experts_in(config: Mapping[str, Any]) -> int:
     return count_in(config, "num_local_experts", 0, 0) or count_in(config, "num_experts", 0, 0)
 
 
+def window_in(config: Mapping[str, Any]) -> int:
+    """Return the tokens in the window of a sliding layer; 0 if the configuration has no window or switches it off.
+
+    Raises ValueError.
+    """
+    return count_in(config, "sliding_window", 0, 0) if config.get("use_sliding_window", True) else 0
+
+
 def count_problem(config: Mapping[str, Any]) -> str:
     """Return the first wrong number of a configuration; empty if there is none. Missing ones are not judged."""
     try:
         for name in (*_COUNTS, *(_EXPERT_COUNTS if experts_in(config) > 1 else ())):
             count_in(config, name, 0)
+        window_in(config)
     except ValueError as error:
         return str(error)
     return ""

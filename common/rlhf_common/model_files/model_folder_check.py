@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_common.json_document import parse_json
 from rlhf_common.model_files.config_counts import count_problem
 from rlhf_common.model_files.layer_tensors import layer_problem
 from rlhf_common.model_files.weight_files import (
@@ -89,7 +90,7 @@ def refuse_adapters(folder: Path) -> None:
 def read_model_config(folder: Path) -> dict[str, Any]:
     """Return config.json, which must name a model_type. Raises FolderError."""
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FolderError(MISSING, f"it holds no {CONFIG}") from None
     except (OSError, ValueError) as error:

@@ -3,12 +3,13 @@
 `model.safetensors.index.json` names the files if it exists; otherwise `model.safetensors` is the only one.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from rlhf_common.json_document import parse_json
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -132,7 +133,7 @@ def check_index(folder: Path) -> None:
 
 def _index(folder: Path) -> dict[str, Any]:
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = parse_json((folder / INDEX).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FolderError("ModelCorrupt", f"{INDEX} cannot be read: {error!r}") from error
     return index if isinstance(index, dict) else {}
@@ -165,7 +166,7 @@ def _header(file: Path, whole: bool) -> dict[str, TensorEntry]:
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
             if size < _LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
                 raise ValueError(f"its header would have {length} bytes")
-            header = json.loads(stream.read(length))
+            header = parse_json(stream.read(length))
         begin = _LENGTH_BYTES + length
         entries = {name: _entry(file, begin, entry) for name, entry in header.items() if name != "__metadata__"}
         end = max((entry.end for entry in entries.values()), default=begin)

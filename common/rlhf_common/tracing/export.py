@@ -7,8 +7,8 @@ collector does not take them. A process that dies loses its queued spans.
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, Final, Protocol, TypeVar
 
 from rlhf_common.tracing.settings import SERVICE_NAME, endpoint_of
@@ -59,8 +59,10 @@ class SpanExport:
         self.add_made(1, lambda: (span,))
 
     def add_made(self, size: int, make: Callable[[], Made]) -> None:
-        """Queue a function that makes spans in the thread. If it is not queued, or raises, `size` spans count as
-        dropped."""
+        """Queue a function that makes about `size` spans in the thread.
+
+        If it is not queued, `size` spans count as dropped; if it raises, those that it has not made, at least one.
+        """
         with self._changed:
             if len(self._waiting) >= self._room or self._closing:
                 self._counts["dropped"] += size
@@ -81,16 +83,15 @@ class SpanExport:
         self._thread.join(min(seconds, AFTER_FAILURE_SECONDS) if self._failing else seconds)
         if self._thread.is_alive():
             log.warning("%s did not take all spans in time: the last ones are lost", self._where)
+            with self._changed:
+                self._counts["dropped"] += sum(size for size, _ in self._waiting)
+                self._waiting.clear()
         self._sender.stop()
 
     def _run(self) -> None:
         while self._wait():
-            for size, make in self._take():
-                try:
-                    self._send(make())
-                except Exception:  # a failure drops only these spans
-                    log.exception("spans could not be made, and are dropped")
-                    self._count("dropped", size)
+            for spans in self._take():
+                self._send(spans)
 
     def _wait(self) -> bool:
         """Wait for entries; return False if the queue is closed and empty."""
@@ -98,19 +99,26 @@ class SpanExport:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return bool(self._waiting)
 
-    def _take(self) -> list[tuple[int, Callable[[], Made]]]:
-        """Take queued entries; single spans become one batch."""
+    def _take(self) -> list[Iterator[TraceSpan]]:
+        """Take queued entries and return their spans; single spans are together."""
         with self._changed:
             taken = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-        singles = [make for size, make in taken if size == 1]
-        rest = [(size, make) for size, make in taken if size != 1]
-        if singles:
-            rest.insert(0, (len(singles), lambda: [span for make in singles for span in make()]))
-        return rest
+        singles = chain.from_iterable(self._spans_of(size, make) for size, make in taken if size == 1)
+        return [singles, *(self._spans_of(size, make) for size, make in taken if size != 1)]
 
-    def _send(self, spans: Made) -> None:
-        left = iter(spans)
-        while batch := list(islice(left, BATCH)):
+    def _spans_of(self, size: int, make: Callable[[], Made]) -> Iterator[TraceSpan]:
+        """Yield the spans of an entry up to a failure, which drops the rest of this entry."""
+        count = 0
+        try:
+            for span in make():
+                count += 1
+                yield span
+        except Exception:
+            log.exception("spans could not be made, and are dropped")
+            self._count("dropped", max(1, size - count))
+
+    def _send(self, spans: Iterator[TraceSpan]) -> None:
+        while batch := list(islice(spans, BATCH)):
             try:
                 sent = self._sender.send(batch)
             except Exception as error:  # the library may raise anything

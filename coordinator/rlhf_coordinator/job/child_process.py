@@ -9,10 +9,12 @@ import json
 import sys
 from typing import Any
 
+from rlhf_common.json_document import parse_json
+
 
 async def ask_module(module: str, question: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
     """Return the answer of a module. Raises OSError, RuntimeError with the child's last line, TimeoutError with the
-    limit, ValueError for an answer that is no JSON."""
+    limit, ValueError for an answer that is no JSON object."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -28,6 +30,7 @@ async def ask_module(module: str, question: dict[str, Any], timeout_seconds: flo
     if child.returncode:
         lines = err.decode(errors="replace").strip().splitlines() or [f"exit code {child.returncode}"]
         raise RuntimeError(lines[-1])
-    answer = json.loads(out)
-    assert isinstance(answer, dict)
+    answer = parse_json(out)
+    if not isinstance(answer, dict):
+        raise ValueError(f"the answer is a JSON {type(answer).__name__}, not an object")
     return answer

@@ -3,12 +3,12 @@
 A line is untrusted: an invalid one gives None.
 """
 
-import json
 import math
 from typing import Any, Final
 
 from pydantic import ValidationError
 
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import Group
 from rlhf_coordinator.reports.sample_histories import SampleHistories
 from rlhf_coordinator.reports.sample_table import SampleRow
@@ -124,8 +124,8 @@ def _worker(process: Any, thread: Any) -> str:
 
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = parse_json(line)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

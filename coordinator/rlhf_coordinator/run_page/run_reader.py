@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_common.json_document import parse_json
 from rlhf_coordinator.reports.sample_table import read_table, table_files
 from rlhf_coordinator.reports.trackers import facts_jsonl, histories_jsonl, metrics_jsonl, timeline_json
 from rlhf_coordinator.run_page.followed_file import FilePiece, FilePlace, read_piece
@@ -117,8 +118,8 @@ class RunReader:
 
     def _document(self, name: str) -> dict[str, Any]:
         try:
-            value = json.loads((self._run_dir / name).read_bytes())
-        except (OSError, ValueError, RecursionError):
+            value = parse_json((self._run_dir / name).read_bytes())
+        except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) else {}
 
@@ -129,10 +130,10 @@ def _read_cursor(cursor: str) -> tuple[dict[str, FilePlace], dict[str, int]]:
     An invalid cursor gives the beginning, and times of -1.
     """
     try:
-        parsed = json.loads(cursor) if cursor else {}
+        parsed = parse_json(cursor) if cursor else {}
         places = {name: FilePlace(*map(_count, parsed[name])) for name in FILES}
         return places, {name: _count(parsed[name]) for name in ("facts", "tables")}
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return dict.fromkeys(FILES, FilePlace()), {"facts": -1, "tables": -1}
 
 

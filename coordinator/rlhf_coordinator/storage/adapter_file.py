@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_common.json_document import parse_json
+
 _LENGTH_BYTES: Final = 8
 """Bytes of the length field before the header."""
 _ALIGNMENT: Final = 8
@@ -49,5 +51,5 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if length > _MAX_HEADER:
             raise ValueError(f"{file}: header of {length} bytes")
-        header: dict[str, Any] = json.loads(stream.read(length))
+        header: dict[str, Any] = parse_json(stream.read(length))
     return header, _LENGTH_BYTES + length

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from rlhf_api.algorithms.iteration_prompts import PromptSchedules
 from rlhf_api.job import RLHFJobSpec
+from rlhf_coordinator.failures import storage_error
 from rlhf_coordinator.state.carried_sample import CarriedSample
-from rlhf_coordinator.storage.checkpoint import Checkpoint
+from rlhf_coordinator.storage.checkpoint import FIELD, Checkpoint
 from rlhf_coordinator.storage.journal import frame, unframe
 from rlhf_coordinator.storage.journal_pb2 import Begun, Record, Schedule
 from rlhf_coordinator.storage.prompt_lengths import lengths_message, lengths_of
@@ -55,9 +56,8 @@ def write(
 
 
 def read_schedules(checkpoint: Checkpoint, spec: RLHFJobSpec) -> PromptSchedules | None:
-    """Return the schedules of a checkpoint; None if it was written without `longRounds: Auto`."""
-    path = checkpoint.folder / FILE
-    records = [record for record, _ in unframe(path.read_bytes())] if path.is_file() else []
+    """Return the schedules of a checkpoint; None if it was written without `longRounds: Auto`. Raises JobError."""
+    records = _records(checkpoint)
     return schedules_of(records[0].begun, spec) if records else None
 
 
@@ -73,20 +73,33 @@ def read_lengths(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> dict[in
 def read(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> tuple[tuple[CarriedSample, ...], list[str]]:
     """Return the samples that a checkpoint carries, and a warning if samples are left out.
 
-    `identity`: identity of the resuming job. Raises OSError and ValueError.
+    `identity`: identity of the resuming job. Raises JobError, and ValueError for invalid samples or facts.
     """
-    path = checkpoint.folder / FILE
-    if not path.is_file():
+    carried = carried_samples(_records(checkpoint))
+    if not carried:
         return (), []
-    carried = carried_samples([record for record, _ in unframe(path.read_bytes())])
-    before: dict[str, Any] = checkpoint.facts.get(FACT, {})
+    try:
+        before: dict[str, Any] = checkpoint.facts.get(FACT, {})
+    except OSError as error:
+        raise storage_error("the facts of a checkpoint", checkpoint.folder, error, FIELD, "read") from error
     changed = [name for name in SHAPE if before.get(name, _BEFORE.get(name)) != identity.get(name)]
     if IDENTITY in before and IDENTITY in identity and before[IDENTITY] != identity[IDENTITY]:
         changed.append(IDENTITY)
     takes_up = identity.get("spec.rollout.maxStaleness") or identity.get("spec.rollout.longRounds") != "Disabled"
     if not takes_up and identity.get("spec.prompts.lengthWindow", 0) < 2:
         changed.append("spec.rollout.maxStaleness")
-    if not carried or not changed:
+    if not changed:
         return carried, []
     text = f"{len(carried)} samples that {checkpoint.folder} carries into later iterations are left out"
     return (), [f"{text}, because of another {', '.join(changed)}: their prompts come again in the next pass"]
+
+
+def _records(checkpoint: Checkpoint) -> list[Record]:
+    """Return the whole records of the file; empty without a file."""
+    path = checkpoint.folder / FILE
+    try:
+        return [record for record, _ in unframe(path.read_bytes())]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise storage_error("the samples that a checkpoint carries", path, error, FIELD, "read") from error

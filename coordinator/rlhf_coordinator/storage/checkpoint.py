@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlhf_common import control_pb2 as pb
+from rlhf_common.json_document import parse_json
 from rlhf_common.model_files.companion_files import companion_files
 from rlhf_common.model_files.weight_files import FolderError
 from rlhf_common.names import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ExitCode
-from rlhf_coordinator.failures import JobError
+from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.model_folders import local_folder
 from rlhf_coordinator.storage import adapter_file
 from rlhf_coordinator.storage.journal import sync_folder, write_atomically
@@ -54,7 +55,7 @@ class Checkpoint:
     @property
     def facts(self) -> dict[str, Any]:
         """The content of `checkpoint.json`. Raises OSError and ValueError."""
-        content: dict[str, Any] = json.loads((self.folder / _FACTS).read_bytes())
+        content: dict[str, Any] = parse_json((self.folder / _FACTS).read_bytes())
         return content
 
     @property
@@ -115,7 +116,10 @@ def finish(
 
 
 def discover(path: Path, at_most: int | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest complete checkpoint of a version up to `at_most`, and a warning for each newer damaged one."""
+    """Return the newest complete checkpoint of a version up to `at_most`, and a warning for each newer damaged one.
+
+    Raises JobError.
+    """
     problems: list[str] = []
     for version in versions(path):
         if at_most is not None and version > at_most:
@@ -128,17 +132,20 @@ def discover(path: Path, at_most: int | None = None) -> tuple[Checkpoint | None,
 
 
 def versions(path: Path) -> list[int]:
-    """Return the versions that have a final folder, newest first."""
-    if not path.is_dir():
-        return []
-    matches = [_NAME.fullmatch(item.name) for item in path.iterdir() if item.is_dir()]
+    """Return the versions that have a final folder, newest first. Raises JobError if the path cannot be read."""
+    try:
+        if not path.is_dir():
+            return []
+        matches = [_NAME.fullmatch(item.name) for item in path.iterdir() if item.is_dir()]
+    except OSError as error:
+        raise storage_error("the folder of checkpoints", path, error, FIELD, "read") from error
     return sorted((int(match.group(1)) for match in matches if match), reverse=True)
 
 
 def verify(folder: Path) -> str | None:
     """Return the defect of a checkpoint folder; None when every file is intact."""
     try:
-        content = json.loads((folder / _FACTS).read_bytes())
+        content = parse_json((folder / _FACTS).read_bytes())
         sums = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in content["files"].items()}
         if folder_of(folder.parent, int(content["version"])) != folder:
             return f"{_FACTS} is of version {content['version']}"
@@ -223,16 +230,30 @@ def _add_source_files(folder: Path, source: SourceFolder) -> None:
 
 
 def _mismatch(folder: Path, sums: Mapping[str, tuple[int, str]]) -> str | None:
-    """Return the first difference of a file from its (bytes, sha256); None without one."""
-    for name, (size, _) in sums.items():
+    """Return the first difference of a file from its (bytes, sha256), or why it cannot be read; None without one."""
+    sizes = (_wrong_size(folder, name, size) for name, (size, _) in sums.items())
+    if problem := next(filter(None, sizes), None):
+        return problem
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        contents = pool.map(lambda name: _wrong_content(folder, name, sums[name][1]), sums)
+        return next(filter(None, contents), None)
+
+
+def _wrong_size(folder: Path, name: str, size: int) -> str | None:
+    try:
         if not (folder / name).is_file():
             return f"{name} is missing"
         actual = (folder / name).stat().st_size
-        if actual != size:
-            return f"{name} has {actual} bytes, not {size}"
-    with ThreadPoolExecutor(_HASH_THREADS) as pool:
-        digests = pool.map(lambda name: _digest(folder / name), sums)
-        return next((f"{n} has another SHA-256" for n, d in zip(sums, digests, strict=True) if d != sums[n][1]), None)
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror or error}"
+    return f"{name} has {actual} bytes, not {size}" if actual != size else None
+
+
+def _wrong_content(folder: Path, name: str, sha256: str) -> str | None:
+    try:
+        return f"{name} has another SHA-256" if _digest(folder / name) != sha256 else None
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror or error}"
 
 
 def _describe(folder: Path, file: Path, sums: Mapping[str, tuple[int, str]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 
 from google.protobuf.message import DecodeError
 
+from rlhf_common.json_document import parse_json
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.storage.journal_lock import JournalLock
 from rlhf_coordinator.storage.journal_pb2 import Begun, Record
@@ -88,6 +89,7 @@ class Journal:
         self.folder, self.lock = folder, lock
         self.bytes_written = 0
         self._segment: BinaryIO | None = None
+        self._torn: OSError | None = None  # error that left half a record at the end of the open segment
         self._name_is_durable = True
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +107,7 @@ class Journal:
         """Return the facts of the last `write_job`; {} without one. Raises JobError when they cannot be read."""
         path = self.folder / _JOB_FILE
         try:
-            facts = json.loads(path.read_bytes())
+            facts = parse_json(path.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -132,11 +134,17 @@ class Journal:
         return sorted(int(path.stem.removeprefix("iteration-")) for path in self.folder.glob("iteration-*.log"))
 
     def read(self, iteration: int) -> list[Record]:
-        """Return the whole records of a segment, up to the first torn or damaged one; empty without a segment."""
+        """Return the whole records of a segment, up to the first torn or damaged one; empty without a segment.
+
+        Raises JobError when it cannot be read.
+        """
+        path = self.path(iteration)
         try:
-            return [record for record, _ in unframe(self.path(iteration).read_bytes())]
+            return [record for record, _ in unframe(path.read_bytes())]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise JobError("JournalDamaged", f"{path} cannot be read: {error}", field=_FIELD) from error
 
     def begin(self, begun: Begun) -> None:
         """Begin a new segment in place of any file of its name, and close the previous one."""
@@ -166,13 +174,17 @@ class Journal:
     def append(self, record: Record) -> None:
         """Append a record to the open segment: it survives this process from here on."""
         assert self._segment is not None, "no segment is open"
+        if self._torn is not None:
+            raise storage_error("the journal", self.folder, self._torn, _FIELD)
         data = frame(record)
-        end = self._segment.tell()
         try:
-            self._write(data)
+            end = self._segment.tell()
+            try:
+                self._write(data)
+            except OSError:
+                self._cut(end)
+                raise
         except OSError as error:
-            self._segment.truncate(end)
-            self._segment.seek(end)
             raise storage_error("the journal", self.folder, error, _FIELD) from error
         self.bytes_written += len(data)
 
@@ -208,9 +220,20 @@ class Journal:
         while view:
             view = view[self._segment.write(view) :]
 
-    def _open(self, path: Path, end: int) -> None:
-        self.close()
+    def _cut(self, end: int) -> None:
+        """Cut half a record off. If that fails, no more records are appended, because reading stops at the half one."""
+        assert self._segment is not None
         try:
+            self._segment.truncate(end)
+            self._segment.seek(end)
+        except OSError as error:
+            log.error("half a record stays at the end of the journal: %s", error)
+            self._torn = error
+
+    def _open(self, path: Path, end: int) -> None:
+        self._torn = None
+        try:
+            self.close()
             self._segment = path.open("r+b" if end else "wb", buffering=0)
             self._segment.truncate(end)
             self._segment.seek(end)

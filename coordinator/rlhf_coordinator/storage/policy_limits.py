@@ -3,13 +3,13 @@
 Rule: it needs no weights.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.algorithms import graph_of
 from rlhf_api.job import RLHFJobSpec
+from rlhf_common.json_document import parse_json
 from rlhf_common.model_files.model_limits import context_length, end_ids
 from rlhf_common.model_files.text_tokens import added_tokens
 from rlhf_common.names import ExitCode
@@ -106,7 +106,7 @@ def _generation_config(source: str) -> dict[str, Any] | None:
     )
     if path is None:
         return None
-    content = json.loads(Path(path).read_text(encoding="utf-8"))
+    content = parse_json(Path(path).read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"it is a JSON {type(content).__name__}, not an object")
     return content

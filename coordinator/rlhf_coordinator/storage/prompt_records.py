@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_api.job.rollout import Prompts, PromptSource
+from rlhf_common.json_document import parse_json
 from rlhf_common.nesting import MAX_DEPTH, too_deep
 from rlhf_common.surrogates import half_pair
 from rlhf_coordinator.failures import JobError
@@ -139,8 +140,8 @@ def _lines(whole: Place) -> Iterator[tuple[Place, str]]:
 
 def _object(place: Place, line: str) -> dict[str, Any]:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(line)
+    except ValueError as error:
         raise place.bad(f"is not JSON: {error}") from error
     if not isinstance(record, dict):
         raise place.bad(f"is a JSON {type(record).__name__}, not an object")

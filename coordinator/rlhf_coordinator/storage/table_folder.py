@@ -4,11 +4,11 @@ It is the output of `Dataset.save_to_disk` of the library datasets, or has parqu
 names. An ambiguous folder is an error.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_common.json_document import parse_json
 from rlhf_coordinator.storage.prompt_places import Place
 
 PARQUET: Final = ".parquet"
@@ -56,9 +56,9 @@ def _listed(whole: Place) -> list[str]:
     try:
         if len(data) > _LARGEST_STATE:
             raise ValueError(f"it has more than {_LARGEST_STATE} bytes")
-        state: Any = json.loads(data)
+        state: Any = parse_json(data)
         names = [str(entry["filename"]) for entry in state["_data_files"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise whole.bad(f"has a state.json that save_to_disk did not write: {error!r}") from error
     for name in names:
         if Path(name).name != name or Path(name).suffix != ARROW:

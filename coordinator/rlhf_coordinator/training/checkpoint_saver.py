@@ -15,6 +15,7 @@ from rlhf_api.algorithms.iteration_prompts import PromptSchedules
 from rlhf_common import control_pb2 as pb
 from rlhf_common.metrics import storage
 from rlhf_common.names import DRAFT_MODEL, ExitCode
+from rlhf_common.surrogates import escaped
 from rlhf_coordinator.failures import JobError, storage_error
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
@@ -134,6 +135,11 @@ class CheckpointSaver:
         except OSError as error:
             self.failed(storage_error("a checkpoint", self._path, error, checkpoint.FIELD).failure)
             return
+        except Exception as error:
+            log.exception("checkpoint %d could not be completed", self._version)
+            message = f"a checkpoint cannot be completed at {self._path}: {type(error).__name__}: {error}"
+            self.failed(pb.Failure(reason="StorageFailed", message=escaped(message)))
+            return
         self._record_checkpoint(saved, retained_versions)
 
     def _complete(self) -> tuple[checkpoint.Checkpoint, list[int]]:
@@ -201,7 +207,7 @@ def keep_best(run: JobRun) -> None:
         if top is not None:
             checkpoint.name_best(path, top.version, top.metrics["reward"])
             run.state.checkpoint.best = str(checkpoint.folder_of(path, top.version))
-    except OSError as error:
+    except (OSError, JobError) as error:
         log.error("the best checkpoint in %s cannot be named: %s", path, error)
 
 

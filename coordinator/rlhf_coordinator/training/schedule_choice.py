@@ -9,10 +9,15 @@ A choice is stored in the journal's facts. A failed search leaves the serial tab
 """
 
 import logging
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, Field, TypeAdapter
 
 from rlhf_common import control_pb2 as pb
 from rlhf_common.names import Group
+from rlhf_common.schedule import ScheduleTable
+from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.job.child_process import ask_module
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
@@ -78,22 +83,55 @@ def use_serial_schedule(run: JobRun, why: str) -> None:
 # ---------------------------------------------------------------- searching
 
 
+class _Candidate(BaseModel):
+    """An entry of the search's answer."""
+
+    table: str
+    predicted: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+    steps: list[list[tuple[int, str, int, int, float, float]]]
+
+
+_ANSWER: Final = TypeAdapter(dict[str, _Candidate])
+
+
 async def _search(run: JobRun) -> None:
-    state = run.state.schedule
+    """Search and continue the choice. A failed search leaves the serial table; a failed journal ends the job."""
     try:
-        state.candidates = await ask_module(SEARCH, _question(run), SEARCH_TIMEOUT_SECONDS)
-    except (OSError, ValueError, RuntimeError, TimeoutError) as error:
-        use_serial_schedule(run, f"the search for schedules failed: {error or type(error).__name__}")
+        try:
+            answer = await ask_module(SEARCH, _question(run), SEARCH_TIMEOUT_SECONDS)
+            _check(answer, (SERIAL, *candidates(run.context.spec)))
+        except (OSError, ValueError, RuntimeError, TimeoutError) as error:
+            use_serial_schedule(run, f"the search for schedules failed: {error or type(error).__name__}")
+        else:
+            _continue_with(run, answer)
+    except JobError as error:
+        run.state.failure = run.state.failure or error.failure
+    finally:
         run.wake()
-        return
-    for method, table in state.candidates.items():
+
+
+def _check(answer: dict[str, Any], methods: Sequence[str]) -> None:
+    """Raise ValueError for an answer without a usable table of each method."""
+    for method, candidate in _ANSWER.validate_python(answer).items():
+        table = ScheduleTable.model_validate_json(candidate.table)
+        if any(not 0 <= step[0] < len(table.pipelines) for row in candidate.steps for step in row):
+            raise ValueError(f"a step of {method} is of no pipeline of its table")
+    if missing := [method for method in methods if method not in answer]:
+        raise ValueError(f"the answer has no table for {', '.join(missing)}")
+
+
+def _continue_with(run: JobRun, answer: dict[str, Any]) -> None:
+    """Choose among the tables of the search, or have them timed."""
+    state = run.state.schedule
+    state.candidates = answer
+    for method, table in answer.items():
         log.info(
             "training schedule %s: predicted %.4g s per mini-batch%s",
             method,
             table["predicted"],
-            f", found by {table['by']} in {table['seconds']:.1f} s" if "by" in table else "",
+            f", found by {table['by']} in {table.get('seconds', 0.0):.1f} s" if "by" in table else "",
         )
-    predicted = {method: table["predicted"] for method, table in state.candidates.items()}
+    predicted = {method: table["predicted"] for method, table in answer.items()}
     mode = run.context.spec.fusion.intra_stage.mode
     if mode == "Auto" and pick(predicted) != SERIAL:
         state.timed = tuple(m for m in METHODS if m == SERIAL or predicted.get(m, 1e300) < predicted[SERIAL])
@@ -102,7 +140,6 @@ async def _search(run: JobRun) -> None:
         _store_choice(run, SERIAL, {}, "no fused schedule is predicted to be faster")
     else:
         _decide(run, {})
-    run.wake()
 
 
 def _question(run: JobRun) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 A refusal's text is the message alone, because users read it in conditions.
 """
 
-import json
 from typing import Any
+
+from rlhf_common.json_document import parse_json
 
 MAX_BODY_SHOWN = 300
 """Most characters shown of an answer without a message of its own."""
@@ -100,7 +101,7 @@ def _qualified(error: ApiError) -> str:
 def _status(content: bytes) -> dict[str, Any]:
     """Return the JSON object with a message in the body of an answer; empty if there is none."""
     try:
-        body = json.loads(content)
-    except (ValueError, RecursionError):
+        body = parse_json(content)
+    except ValueError:
         return {}
     return body if isinstance(body, dict) and "message" in body else {}

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlhf_common.json_document import parse_json
 from rlhf_planner.schedule.instance import Instance, InstanceError
 from rlhf_planner.schedule.report import devices_from_json
 from rlhf_planner.schedule.schedule_check import ScheduleError, check_schedule
@@ -45,9 +46,9 @@ def solve_cached(
 
 def _read(path: Path, instance: Instance) -> dict[str, Any] | None:
     try:
-        answer = json.loads(path.read_text())
+        answer = parse_json(path.read_text())
         check_schedule(instance, devices_from_json(answer))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, InstanceError, ScheduleError):
+    except (OSError, ValueError, InstanceError, ScheduleError):
         return None
     return dict(answer)
 

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 
 from rlhf_api.algorithms import Scope, graph_of
@@ -27,7 +26,7 @@ from rlhf_workers.inference.batches import next_batch
 from rlhf_workers.inference.group_comparisons import GroupComparisons, GroupScorer
 from rlhf_workers.inference.incremental_scoring import IncrementalScoring, prefix_budget
 from rlhf_workers.inference.model_scorer import ModelScorer, TokenScorer, ValueScorer
-from rlhf_workers.inference.rewards.reward_calls import RewardCalls, RewardOutcome
+from rlhf_workers.inference.rewards.reward_calls import SPAN_TASK, RewardCalls
 from rlhf_workers.inference.scorers import Scorer, Trunks, load_scorer
 from rlhf_workers.inference.scoring_costs import measure
 from rlhf_workers.models.loading import copy_weights, matched_weights
@@ -40,7 +39,6 @@ from rlhf_workers.worker_role import NO_VERSION, Outbox
 
 log = logging.getLogger(__name__)
 
-SPAN_TASK: Final = "score/{task}"
 CPU: Final = torch.device("cpu")
 
 
@@ -124,24 +122,19 @@ class InferenceRole:
                 self._score_all(command, outbox)
 
     def _score_all(self, command: pb.Command, outbox: Outbox) -> None:
-        unknown = {task for sample in command.score.samples for task in sample.tasks} - self._tasks.keys()
-        if unknown:
+        asked = {task for sample in command.score.samples for task in sample.tasks}
+        if unknown := asked - self._tasks.keys():
             tasks = ", ".join(self._tasks)
             message = f"asked for task {', '.join(sorted(unknown))} on a worker that runs {tasks}"
             raise WorkError("WrongRole", message, retryable=True)
-        asked = {task for sample in command.score.samples for task in sample.tasks}
         self._require_versions(self._tasks[task].model for task in asked)
         self._onload()
+        malformed: dict[str, pb.Failure] = {}
         for sample in command.score.samples:
-            self._take(sample, outbox)
+            self._take(sample, outbox, malformed)
         for task in self._tasks.values():
             if task.of_group and task.waiting:
-                if isinstance(task.scorer, GroupScorer):
-                    self._comparisons.submit(task.name, task.scorer, list(task.waiting))
-                else:
-                    assert isinstance(task.scorer, RewardCalls)
-                    task.scorer.submit_group(list(task.waiting))
-                task.waiting.clear()
+                self._judge_group(task, malformed.get(task.name), outbox)
         outbox.done(pb.CommandDone(command_id=command.id))
 
     def load(self, weights: pb.LoadWeights, outbox: Outbox | None) -> pb.LoadResult:
@@ -210,7 +203,7 @@ class InferenceRole:
         worked = False
         for task in self._tasks.values():
             if isinstance(task.scorer, RewardCalls):
-                worked = self._report(task, task.scorer.collect(), outbox) or worked
+                worked = task.scorer.report(task.name, outbox) or worked
         return worked
 
     def give_back(self) -> list[pb.SampleProgress]:
@@ -274,11 +267,8 @@ class InferenceRole:
         """
         offloaded = any(task.weights is not None and task.weights.offloaded for task in self._tasks.values())
         onload_seconds = self._onload()
-        scorers = {
-            name: task.scorer
-            for name, task in self._tasks.items()
-            if not isinstance(task.scorer, RewardCalls | GroupScorer)
-        }
+        tasks = self._tasks.values()
+        scorers = {task.name: task.scorer for task in tasks if not isinstance(task.scorer, RewardCalls | GroupScorer)}
         costs = yield from measure(scorers, self._longest, self._batch_tokens)
         if offloaded and not self.active():
             self._offload()
@@ -312,12 +302,14 @@ class InferenceRole:
     def _models(self) -> list[str]:
         return [task.model for task in self._tasks.values()]
 
-    def _take(self, message: pb.ScoreSample, outbox: Outbox) -> None:
+    def _take(self, message: pb.ScoreSample, outbox: Outbox, malformed: dict[str, pb.Failure]) -> None:
+        """Queue a sample; report a malformed one as failed, and add its failure to `malformed` by task."""
         try:
             sample = scoring_sample_of(message)
         except WorkError as error:
             for name in message.tasks:
                 outbox.scored(pb.ScoredSample(key=message.key, task=name, failure=error.failure))
+                malformed.setdefault(name, error.failure)
             return
         for name in message.tasks:
             task = self._tasks[name]
@@ -325,6 +317,19 @@ class InferenceRole:
                 task.scorer.submit(sample)
             else:
                 task.waiting.append(sample)
+
+    def _judge_group(self, task: _Task, failure: pb.Failure | None, outbox: Outbox) -> None:
+        """Have the waiting samples judged together; if one of their group failed, all fail with it."""
+        samples = list(task.waiting)
+        task.waiting.clear()
+        if failure is not None:
+            for sample in samples:
+                outbox.scored(pb.ScoredSample(key=key_message(sample.key), task=task.name, failure=failure))
+        elif isinstance(task.scorer, GroupScorer):
+            self._comparisons.submit(task.name, task.scorer, samples)
+        else:
+            assert isinstance(task.scorer, RewardCalls)
+            task.scorer.submit_group(samples)
 
     def _score(self, task: _Task, scorer: ModelScorer, batch: list[ScoringSample], outbox: Outbox) -> int:
         """Score one batch; if it fails, score each sample alone, so that one bad sample fails no other.
@@ -360,27 +365,6 @@ class InferenceRole:
         finished = iter(scorer.finish([sample for sample, _ in pairs], [prefix for _, prefix in pairs]))
         whole = iter(scorer.score(rest) if rest else [])
         return [next(whole if prefix is None else finished) for prefix in begun], early
-
-    @staticmethod
-    def _report(task: _Task, outcomes: list[RewardOutcome], outbox: Outbox) -> bool:
-        for outcome in outcomes:
-            message = pb.ScoredSample(key=key_message(outcome.sample.key), task=task.name)
-            judged = outcome.judgment
-            if outcome.failure is not None:
-                message.failure.CopyFrom(outcome.failure)
-            elif judged is not None:
-                message.metrics.update(judged.metrics)
-                message.abstained = judged.reward is None
-            if judged is not None and judged.reward is not None:
-                result: FloatArray = np.array([judged.reward], dtype=np.float32)
-                message.result.CopyFrom(pack(result))
-            outbox.scored(message)
-        if outcomes:
-            start, end = min(outcome.start_ns for outcome in outcomes), max(outcome.end_ns for outcome in outcomes)
-            iteration = outcomes[0].sample.key.iteration
-            span = SPAN_TASK.format(task=task.name)
-            outbox.span(span, start, end, iteration, samples=str(len(outcomes)))
-        return bool(outcomes)
 
 
 def build(job: RLHFJob, command: pb.Command, device: torch.device, certificates: Path | None) -> InferenceRole:

@@ -5,7 +5,6 @@ names the manifest field, the path and the problem. Must never run code from a f
 """
 
 import copy
-import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from torch import nn
 
 from rlhf_api.job.lora import Lora
 from rlhf_api.peft_folder_check import A_SUFFIX, B_SUFFIX
+from rlhf_common.json_document import parse_json
 from rlhf_common.model_files.companion_files import TEXT
 from rlhf_common.model_files.model_folder_check import check_model_folder, read_model_config, refuse_adapters
 from rlhf_common.model_files.weight_files import FolderError, read_weight_files
@@ -345,7 +345,7 @@ def _find_tensor(folder: Path, name: str) -> torch.Tensor | None:
 
 def _read_json(file: Path, path: str, field: str) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise _missing(field, path, f"it holds no {file.name}") from None
     except (OSError, ValueError) as error:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlhf_common.json_document import parse_json
 from rlhf_coordinator.reports.trackers.tracker import Tracker
 
 FILE: Final = "metrics.jsonl"
@@ -30,8 +31,8 @@ def read_metrics(path: Path) -> list[MetricsLine]:
     lines = []
     for line in text.splitlines():
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
+            entry = parse_json(line)
+        except ValueError:
             continue
         if isinstance(entry, dict) and "iteration" in entry:
             lines.append(entry)

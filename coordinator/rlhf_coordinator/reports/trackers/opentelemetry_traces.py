@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_common import control_pb2 as pb
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import Group
 from rlhf_common.tracing.export import SpanExport
 from rlhf_common.tracing.span import Attribute, TraceSpan, is_sampled, span_id, trace_id
@@ -85,7 +86,7 @@ def run_name(run_dir: Path) -> str:
     """Return the random name of the run, which is stored in its folder. Raises OSError."""
     file = run_dir / FOLDER / FILE
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        stored = json.loads(file.read_bytes())["run"]
+        stored = parse_json(file.read_bytes())["run"]
         if isinstance(stored, str) and stored:
             return stored
     file.parent.mkdir(parents=True, exist_ok=True)

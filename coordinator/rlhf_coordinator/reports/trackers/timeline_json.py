@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlhf_common import control_pb2 as pb
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import Group
 from rlhf_coordinator.reports.trackers.tracker import Tracker
 
@@ -158,7 +159,7 @@ def read_spans(path: Path) -> Iterator[TimelineSpan]:
     with path.open("rb") as file:
         for line in file:
             try:
-                event = json.loads(line.rstrip(b",\n"))
+                event = parse_json(line.rstrip(b",\n"))
             except ValueError:  # no JSON, or no UTF-8: the file was damaged
                 continue
             if not isinstance(event, dict):

@@ -13,7 +13,7 @@ from rlhf_planner.explain.finding import MIN_SHARE, Finding, gained, spent
 from rlhf_planner.explain.iteration_profile import IterationProfile, SampleFacts
 from rlhf_planner.explain.replays import meets
 from rlhf_planner.inter_stage.choose import choose
-from rlhf_planner.inter_stage.costs import StageCosts
+from rlhf_planner.inter_stage.costs import SCORE_BATCH, StageCosts
 from rlhf_planner.inter_stage.fitted_costs import PassFormula, StepTime
 from rlhf_planner.inter_stage.forecast import IterationSetup
 from rlhf_planner.inter_stage.lengths import LengthModel
@@ -103,4 +103,5 @@ def _stage_costs(facts: IterationProfile, observed: DecodeCosts) -> StageCosts:
         replays=facts.settings.tokens_replayed,
         padded=False,
     )
-    return replace(costs, score=score)
+    # A job that decodes tokens again is deterministic, so its workers score samples one by one.
+    return replace(costs, score=score, score_batch=1 if facts.settings.tokens_replayed else SCORE_BATCH)

@@ -79,6 +79,19 @@ def twice(folder: Path) -> None:
         save_file({**load_file(file), EMBEDDING: torch.ones(1)}, file)
 
 
+def nested(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+
+
+def nested_index(folder: Path) -> None:
+    shard(folder)
+    (folder / INDEX).write_text("[" * 100_000)
+
+
+def nested_header(folder: Path) -> None:
+    (folder / SINGLE).write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000)
+
+
 def pickled(folder: Path) -> None:
     (folder / SINGLE).rename(folder / "pytorch_model.bin")
 
@@ -138,6 +151,10 @@ CODES = torch.ones(4, 4, dtype=torch.int32)
             "ModelCorrupt",
             ["config.json: decoder_sparse_step is 0.5"],
         ),
+        (set_config(sliding_window=8.5), "ModelCorrupt", ["config.json: sliding_window is 8.5, must be a whole"]),
+        (nested, "ModelCorrupt", ["config.json is not JSON: it is nested too deep"]),
+        (nested_index, "ModelCorrupt", [f"{INDEX} cannot be read", "nested too deep"]),
+        (nested_header, "ModelCorrupt", [f"{SINGLE} is truncated or damaged: it is nested too deep"]),
         (pickled, "ModelMissing", ["pytorch_model.bin may run code"]),
         (quantised("fp8", FP8), "ModelUnsupported", ["quant_method fp8", UP, "weights are quantised", "bfloat16"]),
         (set_tensors(lambda stored: stored.update(FP8)), "ModelUnsupported", [f"{UP}.weight (F8_E4M3)"]),

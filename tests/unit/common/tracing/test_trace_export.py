@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.support.loopback import free_address
@@ -96,8 +96,12 @@ def test_an_end_waits_for_a_bounded_time_and_gives_up_what_is_under_way(caplog: 
     export = SpanExport(sender, "there")
     export.add(span())
     assert sender.taken.acquire(timeout=WAIT_SECONDS)
+    for number in range(3):
+        export.add(span(number + 2))
+    export.add_made(10, lambda: [span(99)])
     export.close(0.01)
     assert sender.stopped
+    assert export.counts()["dropped"] == 13, "spans that no one will take are counted"
     assert "there did not take all spans in time" in caplog.text
 
 
@@ -108,6 +112,28 @@ def test_spans_that_cannot_be_made_cost_themselves_alone(caplog: pytest.LogCaptu
     export.add(span())
     export.close(WAIT_SECONDS)
     assert export.counts() == {"exported": 1, "dropped": 2, "failed": 0}
+
+
+def test_spans_that_were_made_before_a_failure_are_sent(caplog: pytest.LogCaptureFixture) -> None:
+    """All of them were once counted as dropped, also those that had been exported."""
+
+    def half_way(count: int) -> Iterator[TraceSpan]:
+        yield from (span(number + 1) for number in range(count))
+        raise ValueError("odd")
+
+    sender = ScriptedSender()
+    sender.let.clear()
+    export = SpanExport(sender, "there")
+    export.add(span())
+    assert sender.taken.acquire(timeout=WAIT_SECONDS)
+    export.add_made(BATCH + 10, lambda: half_way(BATCH + 3))
+    export.add_made(2, lambda: half_way(5))  # its size was an estimate
+    export.add_made(1, lambda: half_way(0))
+    export.add(span())
+    sender.let.set()
+    export.close(WAIT_SECONDS)
+    assert export.counts() == {"exported": 1 + BATCH + 3 + 5 + 1, "dropped": 7 + 1 + 1, "failed": 0}
+    assert caplog.text.count("spans could not be made") == 3
 
 
 def test_a_collector_gets_what_a_span_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Carried samples survive a coordinator restart, a replay and a new run folder unchanged."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +283,21 @@ def test_a_checkpoint_whose_carried_samples_are_damaged_is_passed_over(tmp_path:
     restored = resumed(tmp_path)
     assert restored.ledger.iteration == 0
     assert carried_file.FILE in restored.warnings[0]
+
+
+@pytest.mark.parametrize("read", ["samples", "schedules", "facts"])
+def test_a_carried_file_that_cannot_be_read_is_named(tmp_path: Path, read: str) -> None:
+    """Its error once ended the coordinator without a failure of the job."""
+    process = saved(tmp_path)
+    whole = checkpoint.Checkpoint(1, tmp_path / "checkpoints" / "iteration-000001")
+    file = whole.folder / ("checkpoint.json" if read == "facts" else carried_file.FILE)
+    file.unlink()
+    file.symlink_to("/proc/self/mem")  # a file whose read fails, as on a broken disk
+    schedules = partial(carried_file.read_schedules, whole, process.run.context.spec)
+    read_file: Callable[[], object] = schedules if read == "schedules" else partial(carried_file.read, whole, {})
+    with pytest.raises(JobError, match=r"cannot be read at .*: Input/output error") as error:
+        read_file()
+    assert (error.value.failure.field, error.value.failure.exit_code) == ("spec.checkpoints.path", ExitCode.STORAGE)
 
 
 def test_a_checkpoint_without_the_prompts_that_wait_for_a_long_round_is_refused(tmp_path: Path) -> None:

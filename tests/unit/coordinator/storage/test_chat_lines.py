@@ -17,6 +17,7 @@ from rlhf_coordinator.failures import JobError
 from rlhf_coordinator.storage.prompts import Prompt
 from rlhf_coordinator.storage.tokenized_prompts import read_prompts
 
+DEEP = "[" * 100_000
 ASKED = {"role": "user", "content": "What is 2+2?"}
 ANSWERED = {"role": "assistant", "content": "4"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -54,6 +55,7 @@ def refused(folder: Path, prompt: Any, **fields: Any) -> str:
         ([{**ASKED, "tool_calls": [CALL]}], "has tool_calls in message 1 under 'prompt', whose role is user"),
         ([ASKED, {"role": "assistant", "tool_calls": [{"function": {}}]}], "has a tool call without a name"),
         ([ASKED, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}]}], "that are no JSON"),
+        ([ASKED, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": DEEP}]}], "it is nested too deep"),
     ],
 )
 def test_a_chat_that_the_policy_cannot_answer_is_refused(tmp_path: Path, prompt: Any, words: str) -> None:
@@ -158,6 +160,8 @@ def test_a_line_without_tools_may_have_the_key(tmp_path: Path, tools: Any) -> No
         ([TOOL], "zephyr", "has tools, which the chat template does not write; give a template with spec.prompts."),
         (["add"], "chatml", "has tools that are no list of objects; write a list of JSON schemas"),
         ("add", "chatml", "has tools that are no JSON"),
+        (DEEP, "chatml", "has tools that are no JSON (it is nested too deep)"),
+        ("[" * 300 + "]" * 300, "chatml", "has tools that are no JSON (it has more than 64 levels)"),
         ({"add": 1}, "chatml", "has tools that are no list of objects"),
     ],
 )

@@ -37,7 +37,7 @@ def test_one_stage_writes_the_usual_single_file(tmp_path: Path) -> None:
     assert checkpoint.verify(saved.folder) is None
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "facts", "infinite"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "facts", "infinite", "nested", "unreadable"])
 def test_the_newest_whole_one_is_found_and_a_damaged_one_named(tmp_path: Path, damage: str) -> None:
     make_checkpoint(tmp_path, 1)
     newest = make_checkpoint(tmp_path, 2).folder
@@ -48,16 +48,30 @@ def test_the_newest_whole_one_is_found_and_a_damaged_one_named(tmp_path: Path, d
         victim.write_bytes(b"mome")
     elif damage == "remove":
         victim.unlink()
+    elif damage == "unreadable":
+        victim.unlink()
+        victim.symlink_to("/proc/self/mem")  # a regular file of 0 bytes whose read fails, as on a broken disk
+        file = newest / "checkpoint.json"
+        facts = json.loads(file.read_text())
+        facts["files"]["optimizer/stage-1.safetensors"]["bytes"] = 0
+        file.write_text(json.dumps(facts))
     else:
         victim = newest / "checkpoint.json"
         text = victim.read_text()
-        victim.write_text(text[:40] if damage == "facts" else text.replace('"bytes": ', '"bytes": 1e999, "was": '))
+        infinite = text.replace('"bytes": ', '"bytes": 1e999, "was": ')
+        victim.write_text({"facts": text[:40], "infinite": infinite, "nested": "[" * 100_000}[damage])
     result, problems = checkpoint.discover(tmp_path / "checkpoints")
     assert result is not None
     assert result.version == 1
     (problem,) = problems
     assert str(newest) in problem
     assert victim.name in problem
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"the folder of checkpoints cannot be read at .*: File name too long") as error:
+        checkpoint.discover(tmp_path / ("x" * 300))
+    assert (error.value.failure.field, error.value.failure.exit_code) == (checkpoint.FIELD, ExitCode.STORAGE)
 
 
 def test_a_file_that_is_not_what_its_rank_wrote_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The journal after a crash at any byte, and on a full disk."""
 
 import errno
+import io
 from pathlib import Path
 from typing import BinaryIO
 
@@ -78,6 +79,64 @@ def test_a_full_disk_is_a_storage_error_and_leaves_no_half_record(
     assert error.value.failure.field == "RLHF_RUN_DIR"
     journal.append(finished(2))
     assert journal.read(7)[1:] == [finished(0), finished(2)]
+
+
+class BrokenSegment(io.BytesIO):
+    """A segment on a disk that fails half-way in a write, and then for every call in `fails`."""
+
+    def __init__(self, fails: tuple[str, ...]) -> None:
+        super().__init__()
+        self.fails = fails
+
+    def write(self, data: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def truncate(self, size: int | None = None) -> int:
+        return self._then("truncate") or super().truncate(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._then("seek") or super().seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._then("tell") or super().tell()
+
+    def _then(self, call: str) -> int:
+        if call in self.fails:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return 0
+
+
+@pytest.mark.parametrize("fails", [(), ("truncate",), ("seek",), ("tell",)])
+def test_a_disk_that_fails_twice_is_a_storage_error(tmp_path: Path, fails: tuple[str, ...]) -> None:
+    """The second failure, of cutting the half record off, was once not the job's failure but a crash."""
+    journal = write(tmp_path, 1)
+    journal.close()
+    journal._segment = BrokenSegment(fails)
+    with pytest.raises(JobError, match="Stale file handle" if "tell" in fails else "Input/output error") as error:
+        journal.append(finished(1))
+    assert (error.value.failure.exit_code, error.value.failure.field) == (ExitCode.STORAGE, "RLHF_RUN_DIR")
+
+
+def test_a_half_record_that_cannot_be_cut_off_takes_no_more_records(tmp_path: Path) -> None:
+    """Records behind a half one would be lost."""
+    journal = write(tmp_path, 1)
+    journal.close()
+    journal._segment = BrokenSegment(("truncate",))
+    with pytest.raises(JobError):
+        journal.append(finished(1))
+    with pytest.raises(JobError, match="Stale file handle"):
+        journal.append(finished(2))
+    journal.resume(7)
+    journal.append(finished(3))
+    assert journal.read(7)[1:] == [finished(0), finished(3)]
+
+
+def test_a_segment_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.path(7).symlink_to("/proc/self/mem")  # a file whose read fails, as on a broken disk
+    with pytest.raises(JobError, match=r"iteration-000007.log cannot be read: .*Input/output error") as error:
+        journal.read(7)
+    assert error.value.failure.reason == "JournalDamaged"
 
 
 def test_pruning_removes_what_checkpoints_cover(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A checkpoint whose ranks fail counts as one failed attempt, for any number and timing of failures."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.loop.actions import Actions
 from rlhf_coordinator.loop.event_handlers import EventHandlers
 from rlhf_coordinator.loop.recovery import resume_iteration
+from rlhf_coordinator.storage import checkpoint
 from rlhf_coordinator.training.checkpoint_saver import MAX_TRIES, CheckpointSaver
 
 RANKS = ("training-0", "training-1")
@@ -66,3 +68,25 @@ def test_the_words_of_a_failed_try_are_those_of_the_rank_that_failed_first(savin
         saving.fails(RANKS[0], commands[RANKS[0]], "No such file or directory")
     assert saving.run.state.failure is not None
     assert saving.run.state.failure.message == "No space left on device"
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), KeyError("identity"), OSError("gone")])
+async def test_a_checkpoint_that_cannot_be_completed_is_a_failed_try(
+    saving: Saving, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Any other error than one of the disk once left the saver waiting, and no later checkpoint was made."""
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoint, "finish", refuse)
+    for tries in range(1, MAX_TRIES + 1):
+        saving.begin()
+        for rank in RANKS:
+            saving.saver.written(rank, pb.CheckpointResult())
+        assert saving.run.state.checkpoint.stage == "finalizing"
+        await asyncio.wait(saving.run.background._tasks)
+        assert (saving.run.state.checkpoint.stage, saving.run.state.checkpoint.tries) == ("idle", tries)
+    assert saving.run.state.failure is not None
+    assert str(error) in saving.run.state.failure.message
+    assert saving.run.state.failure.field == "spec.checkpoints.path"

@@ -4,12 +4,14 @@ import pytest
 from tests.support.jobs.explained_runs import RUNS, recorded_facts
 
 from rlhf_coordinator.reports.trackers.facts_jsonl import read_facts
+from rlhf_planner.explain.causes import long_tail
 from rlhf_planner.explain.decode_costs import decode_costs
 from rlhf_planner.explain.finding import MAX_CHARACTERS
 from rlhf_planner.explain.iteration_profile import SampleFacts, StepFacts, TaskFacts
 from rlhf_planner.explain.ranking import comparable, explain
 from rlhf_planner.explain.registry import CAUSES
 from rlhf_planner.explain.replays import generation
+from rlhf_planner.inter_stage.costs import SCORE_BATCH
 
 INJECTED = {
     "slow-worker": "slow worker",
@@ -210,3 +212,17 @@ def test_scoring_that_does_not_wait_saves_all_but_the_time_of_the_last_score(
     )
     found = [finding for finding in explain([facts]) if finding.field == "spec.inference.overlap"]
     assert [finding.seconds for finding in found] == ([pytest.approx(saved)] if saved else [])
+
+
+@pytest.mark.parametrize(("tokens_replayed", "score_batch"), [(True, 1), (False, SCORE_BATCH)])
+def test_the_tail_of_a_deterministic_job_is_simulated_with_samples_scored_one_by_one(
+    tokens_replayed: bool, score_batch: int
+) -> None:
+    """They were once simulated as scored sixteen at once, which no worker of such a job does."""
+    recorded = read_facts(RUNS / "long-tail.jsonl")[-1]
+    facts = recorded.model_copy(
+        update={"settings": recorded.settings.model_copy(update={"tokens_replayed": tokens_replayed})}
+    )
+    observed = decode_costs(facts.steps)
+    assert observed is not None
+    assert long_tail._stage_costs(facts, observed).score_batch == score_batch

@@ -97,6 +97,8 @@ def test_the_same_question_is_searched_once(instance: Path, tmp_path: Path) -> N
     assert solve(instance, "--cache", cache) == first  # seconds included: it was read, not searched
     entry.write_text(entry.read_text()[:100])
     assert solve(instance, "--cache", cache)["makespan"] == first["makespan"]  # a torn entry is a miss
+    entry.write_text("[" * 100_000)
+    assert solve(instance, "--cache", cache)["makespan"] == first["makespan"]  # so is one that is nested too deep
     solve(instance, "--cache", cache, "--seed", 1)
     assert len(list(cache.iterdir())) == 2
 

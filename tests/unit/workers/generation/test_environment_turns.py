@@ -406,6 +406,34 @@ def test_an_environment_that_answers_otherwise_the_second_time_fails_its_sample(
     assert engine.in_flight == 0
 
 
+class Together(Counter):
+    """Answers the first turns of three samples in one step: sample 0 fails, and the others end."""
+
+    def collect(self) -> list[EnvironmentOutcome]:
+        return super().collect() if len(self.asked) == 3 else []
+
+    def _outcome(self, key: SampleKey, turns: list[str]) -> EnvironmentOutcome:
+        if key.sample:
+            return EnvironmentOutcome(key, (step("", done=True, reward=1.0),), None)
+        return EnvironmentOutcome(key, (), pb.Failure(reason="EnvironmentRaised", message="boom", field="f"))
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_sample_that_ended_in_a_step_with_a_failure_can_be_withdrawn(
+    make_engine: MakeEngine, *, by_key: bool
+) -> None:
+    """It was once reported as finished after it had been withdrawn."""
+    engine, samples = environed(make_engine, Together()), requests(3, response=60)
+    keys = [sample.key for sample in samples]
+    with pytest.raises(EngineError, match="boom"):
+        finish(engine, samples)
+    withdrawn = engine.withdraw(keys[:2] if by_key else None)
+    assert {part.key for part in withdrawn} == set(keys[:2] if by_key else keys)
+    assert all(len(part.tokens) and not part.finish_reason and part.episode is None for part in withdrawn)
+    assert [part.key for part in engine.step().finished] == (keys[2:] if by_key else [])
+    assert engine.in_flight == 0
+
+
 def test_a_failure_is_of_its_sample_which_keeps_its_tokens(make_engine: MakeEngine) -> None:
     calls = Counter(fail="boom")
     engine = environed(make_engine, calls)

@@ -267,6 +267,28 @@ def test_groups_are_compared_a_step_at_a_time_and_answered_whole() -> None:
     assert not answers[4].HasField("result")
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("by_model", [True, False])
+def test_a_group_with_a_malformed_sample_fails_together(*, by_model: bool, place: int) -> None:
+    """The others were once compared without it, which gives other results, and no one asked for those."""
+    role = InferenceRole(batch_tokens=0, certificates=None)
+    calls = RewardCalls(Ranks())
+    calls.start()
+    role.add("rank", "reward", Comparer() if by_model else calls, of_group=True)
+    role.add("reference", "reference", Lengths())
+    group = [score_sample(number, [7], "text", ["rank"]) for number in range(3)]
+    group[place].response.data = b"odd"
+    scored = run(role, *group, score_sample(3, [7], tasks=["reference"]))
+    whole = run(role, *(score_sample(number, [7], "text", ["rank"]) for number in range(4, 6)))
+    role.close()
+    failures = [message for message in scored if message.HasField("failure")]
+    assert [message.key.sample for message in failures] == [place, *({0, 1, 2} - {place})]
+    assert {(message.task, message.failure.reason) for message in failures} == {("rank", "SampleInvalid")}
+    assert len({message.failure.message for message in failures}) == 1, "all name the malformed one"
+    assert len(scored) == 4
+    assert [message.HasField("result") for message in whole] == [True, True]
+
+
 def test_groups_that_are_given_back_are_not_answered() -> None:
     outbox = SessionOutbox("inference-0", lambda: None)
     role = InferenceRole(batch_tokens=0, certificates=None)

@@ -131,13 +131,14 @@ class EnvironmentEngine:
         return untold + self._engine.progress()
 
     def withdraw(self, keys: Sequence[SampleKey] | None = None) -> list[ResponsePart]:
-        """See Engine; a sample that waits for an answer is returned with its ended turn."""
+        """See Engine; a sample that waits for an answer is returned with its ended turn, and so is one that finished
+        in a step that raised another sample's failure."""
         withdrawn = self._engine.withdraw(keys)
-        wanted = list(self._waiting) if keys is None else [key for key in keys if key in self._waiting]
-        withdrawn += [replace(self._waiting[key], finish_reason="") for key in wanted]
-        if keys is None:
-            withdrawn += [replace(response, finish_reason="", episode=None) for response in self._finished]
-            self._finished = []
+        wanted = frozenset(self._requests if keys is None else keys)
+        withdrawn += [replace(part, finish_reason="") for key, part in self._waiting.items() if key in wanted]
+        unreported = [response for response in self._finished if response.key in wanted]
+        withdrawn += [replace(response, finish_reason="", episode=None) for response in unreported]
+        self._finished = [response for response in self._finished if response.key not in wanted]
         for response in withdrawn:
             self._forget(response.key)
         return withdrawn

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import httpx
 
+from rlhf_common.json_document import parse_json
 from rlhf_workers.inference.rewards.reward_settings import header_values, redacted
 from rlhf_workers.inference.rewards.reward_source import RewardError
 from rlhf_workers.user_code.code_settings import CodeSettings
@@ -74,8 +75,8 @@ class JsonRequests:
             refused.answer = self.redacted(body.decode(errors="replace"))
             raise refused
         try:
-            return json.loads(body)
-        except (ValueError, RecursionError):
+            return parse_json(body)
+        except ValueError:
             raise self.invalid(f"no JSON: {self._shown_text(body)}") from None
 
     def redacted(self, text: str) -> str:

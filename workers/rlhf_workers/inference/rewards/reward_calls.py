@@ -8,12 +8,20 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from rlhf_common import control_pb2 as pb
-from rlhf_common.samples import ScoringSample
+from rlhf_common.arrays import pack
+from rlhf_common.samples import FloatArray, ScoringSample
 from rlhf_workers.failures import failure_of
 from rlhf_workers.inference.rewards.reward_source import GroupRewardSource, Judgment, RewardSource
+from rlhf_workers.sample_codec import key_message
 from rlhf_workers.user_code.event_loop_thread import EventLoopThread
+from rlhf_workers.worker_role import Outbox
+
+SPAN_TASK: Final = "score/{task}"
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,27 @@ class RewardCalls:
             if self._running.pop(number, None) is not None:
                 outcomes.append(outcome)
         return outcomes
+
+    def report(self, task: str, outbox: Outbox) -> bool:
+        """Report the outcomes since the last call as results of a task; return whether there were any."""
+        outcomes = self.collect()
+        for outcome in outcomes:
+            message = pb.ScoredSample(key=key_message(outcome.sample.key), task=task)
+            judged = outcome.judgment
+            if outcome.failure is not None:
+                message.failure.CopyFrom(outcome.failure)
+            elif judged is not None:
+                message.metrics.update(judged.metrics)
+                message.abstained = judged.reward is None
+            if judged is not None and judged.reward is not None:
+                result: FloatArray = np.array([judged.reward], dtype=np.float32)
+                message.result.CopyFrom(pack(result))
+            outbox.scored(message)
+        if outcomes:
+            start, end = min(outcome.start_ns for outcome in outcomes), max(outcome.end_ns for outcome in outcomes)
+            iteration = outcomes[0].sample.key.iteration
+            outbox.span(SPAN_TASK.format(task=task), start, end, iteration, samples=str(len(outcomes)))
+        return bool(outcomes)
 
     def forget(self) -> None:
         """Cancel all submitted samples."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from rlhf_api.algorithms import ModelRole
 from rlhf_common import control_pb2 as pb
+from rlhf_common.json_document import parse_json
 from rlhf_common.names import ADAPTER_CONFIG, ExitCode
 from rlhf_workers.failures import WorkError
 from rlhf_workers.training.checkpoints.draft_files import save_draft
@@ -81,7 +82,7 @@ def _save_weights(trainer: Trainer, folder: Path, model: str, stage: int) -> lis
 def restore(trainer: Trainer, folder: Path, version: int) -> None:
     """Read optimizer, progress and algorithm state of a checkpoint into a trainer whose stages hold its weights."""
     try:
-        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        state = parse_json((folder / STATE_FILE).read_text(encoding="utf-8"))
         saved_version, trainer.progress = state["version"], _progress(state)
         trainer.algorithm.restore(state["algorithm"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

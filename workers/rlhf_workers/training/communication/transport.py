@@ -14,6 +14,8 @@ from typing import Final, Literal, get_args
 import torch
 import torch.distributed as dist
 
+from rlhf_common.json_document import parse_json
+
 TransportKind = Literal["gloo", "nccl", "host"]
 TRANSPORTS: Final[tuple[TransportKind, ...]] = get_args(TransportKind)
 """Transports in the order of their number in the metric `training/transport`."""
@@ -67,7 +69,7 @@ def read_statement(statement: bytes) -> RankDevice | None:
     if len(statement) > STATEMENT_BYTES:
         return None
     try:
-        content = json.loads(statement)
+        content = parse_json(statement)
         return RankDevice(str(content["kind"]), frozenset(map(str, content["names"])), content["nccl"] is True)
     except (ValueError, KeyError, TypeError):
         return None
