@@ -108,7 +108,11 @@ def test_adapters_in_the_place_of_a_model_are_refused(manifest: Path) -> None:
     ("changes", "field", "says"),
     [
         ({}, "", ""),
-        ({"init_lora_weights": "pissa"}, "spec.training.lora.adapter", "has init_lora_weights: 'pissa': with it, PEFT changes"),
+        (
+            {"init_lora_weights": "pissa"},
+            "spec.training.lora.adapter",
+            "has init_lora_weights: 'pissa': with it, PEFT changes",
+        ),
         ({"r": 8}, "spec.training.lora.rank", "is 3, and .* was saved with 8: use 8"),
         ({"target_modules": ["q_proj"]}, "spec.training.lora.targetModules", r"was saved with \['q_proj'\]"),
     ],
