@@ -16,7 +16,7 @@ _UNUSED: Final[dict[Group, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
     Group.GENERATION: (
         ("spec.placement", ("Dedicated",)),
         ("spec.rollout.temperature", (1.0,)),
-        ("spec.rollout.maxStaleness", (0,)),
+        ("spec.rollout.oversample", (0,)),
         ("spec.rollout.longRounds", ("Disabled",)),
         ("spec.prompts.lengthWindow", (1, 0)),
         ("spec.rollout.overlapTraining", ("Disabled",)),
