@@ -60,7 +60,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "RLHFKLRunaway": {"natsPerToken": 0.005},
     "RLHFNonfiniteSteps": {"steps": 1, "windowSeconds": 15},
     "RLHFGPUIdle": {"share": 0.97, "windowSeconds": 8},
-    "RLHFCheckpointOverdue": {"intervals": 0.9, "for": "2s"},
+    "RLHFCheckpointOverdue": {"for": "2s"},
     "RLHFCheckpointFailing": {"windowSeconds": 15},
     "RLHFOperatorQueueOld": {"ageSeconds": 3},
     "RLHFOperatorWatchStale": {"ageSeconds": SILENT_SECONDS},
