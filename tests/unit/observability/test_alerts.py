@@ -22,7 +22,7 @@ from rlhf_observability.alerts.rule_file import rule_file
 ROOT = Path(__file__).parents[3]
 ALERTS = [(family, alert) for family in FAMILIES for alert in family.alerts]
 PARTS = ("It means", "You see", "Look", "Likely causes", "Cure", "Silence")
-KUBECTL = {"get", "describe", "logs", "delete", "top", "exec", "rollout", "auth", "scale", "patch", "create", "label"}
+KUBECTL = frozenset("get describe logs delete top exec rollout auth scale patch create label cordon".split())
 each_alert = pytest.mark.parametrize(("family", "alert"), ALERTS, ids=[alert.name for _, alert in ALERTS])
 
 
