@@ -120,8 +120,8 @@ unless {ON_JOB} max {BY_JOB} (
 unless {ON_JOB} max {BY_JOB} (last_over_time(rlhf_iteration_last_seconds[<windowSeconds>s])) * 3 > <windowSeconds>""",
     lasts="5m",
     summary=f"Job {WHO} has been at iteration {{{{ $value }}}} for a long time",
-    description="The coordinator still receives data, but no iteration ends. The job may restart repeatedly, or a "
-    "response or a reward may take very long.",
+    description="No iteration ends. The job may restart repeatedly, or a response or a reward may take very long. "
+    "RLHFJobStuck fires too if the coordinator receives nothing.",
     normal="the iteration rises steadily",
     thresholds=(Threshold("windowSeconds", 7200, "seconds of the window"),),
 )
