@@ -9,7 +9,9 @@ from typing import get_args
 
 import pytest
 from tests.support.jobs.documented_commands import parse_rlhf, verb_of
+from tests.support.observability.alert_scenarios import SCENARIOS
 from tests.support.observability.promql_reading import Reader
+from tests.support.observability.promtool_files import Firing, promtool_file
 
 from rlhf_api.job.groups import ComputeType
 from rlhf_common.metrics.catalogue import BY_NAME
@@ -22,7 +24,8 @@ from rlhf_observability.alerts.rule_file import rule_file
 ROOT = Path(__file__).parents[3]
 ALERTS = [(family, alert) for family in FAMILIES for alert in family.alerts]
 PARTS = ("It means", "You see", "Look", "Likely causes", "Cure", "Silence")
-KUBECTL = frozenset("get describe logs delete top exec rollout auth scale patch create label cordon".split())
+KUBECTL = {"get", "describe", "logs", "delete", "top", "exec", "rollout", "auth", "scale", "patch", "create", "label"}
+KUBECTL |= {"cordon"}
 each_alert = pytest.mark.parametrize(("family", "alert"), ALERTS, ids=[alert.name for _, alert in ALERTS])
 
 
@@ -99,6 +102,16 @@ def test_texts_name_where_and_how_much(family: Family, alert: Alert) -> None:
     assert "\n" not in alert.summary + alert.description
     assert not alert.when.endswith(".")
     assert not alert.normal.endswith(".")
+
+
+def test_a_text_about_no_operator_at_all_names_no_namespace() -> None:
+    """It once ended with "in namespace " and nothing after it."""
+    [absent] = [
+        each for each in SCENARIOS if each.alert == "RLHFOperatorAbsent" and (Firing("", {}),) in each.seen.values()
+    ]
+    [test] = promtool_file([absent], "rules.yaml")["tests"]
+    [alert] = [alert for moment in test["alert_rule_test"] for alert in moment["exp_alerts"]]
+    assert alert["exp_annotations"]["summary"] == "Prometheus scrapes no operator"
 
 
 def test_texts_name_no_number_type_that_a_job_cannot_have() -> None:

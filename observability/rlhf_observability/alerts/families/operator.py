@@ -9,6 +9,8 @@ from rlhf_observability.alerts.alert import Alert, AlertSeverity, Family, Thresh
 from rlhf_observability.alerts.families.job_labels import BY_JOB, ON_JOB, WHO
 
 _WHERE: Final = "namespace {{ $labels.namespace }}"
+_WHERE_IF_SCRAPED: Final = f"{{{{ if $labels.namespace }}}} in {_WHERE}{{{{ end }}}}"
+"""The namespace with `in`; empty if Prometheus has no operator at all, so that `absent` has no labels."""
 
 NOT_LEADING: Final = Alert(
     name="RLHFOperatorNotLeading",
@@ -42,7 +44,7 @@ or
 group by (cluster, namespace, job) (last_over_time(rlhf_operator_leader[1h]))
   unless group by (cluster, namespace, job) (rlhf_operator_leader)""",
     lasts="10m",
-    summary=f"Prometheus scrapes no operator in {_WHERE}",
+    summary=f"Prometheus scrapes no operator{_WHERE_IF_SCRAPED}",
     description="The operator does not run, or Prometheus does not find it. No other alert on the operator can fire, "
     "and few alerts on jobs can.",
     normal="one series for each replica",
