@@ -113,10 +113,10 @@ CERTIFICATE: Final = Alert(
 NOT_SCRAPED: Final = Alert(
     name="RLHFJobNotScraped",
     severity=AlertSeverity.WARNING,
-    when="a job is Running and Prometheus has no series of its coordinator, or its workers are connected and "
-    "Prometheus has no series of any of them",
+    when="a job is Running or Recovering and Prometheus has no series of its coordinator, or its workers are "
+    "connected and Prometheus has no series of any of them",
     expression=f"""\
-(max {BY_JOB} (rlhf_job_phase{{phase="Running"}}) == 1)
+(max {BY_JOB} (rlhf_job_phase{{phase=~"Running|Recovering"}}) == 1)
   unless {ON_JOB} max {BY_JOB} (rlhf_iteration)
 or
 (sum {BY_JOB} (rlhf_sessions) > 0)
@@ -124,7 +124,8 @@ or
     lasts="10m",
     summary=f"Prometheus does not scrape the coordinator or the workers of job {WHO}",
     description="Other alerts on the work of the job cannot fire. Prometheus finds the pods by the chart's "
-    "PodMonitor or by their annotations.",
+    "PodMonitor or by their annotations. If the job is Recovering, its coordinator may not answer the operator "
+    "either.",
     normal="every pod of a job is a target",
 )
 OPERATOR: Final = Family(
