@@ -39,10 +39,11 @@ WITHOUT_PROGRESS: Final = Recording(
 NOT_STARTING: Final = Alert(
     name="RLHFJobNotStarting",
     severity=AlertSeverity.WARNING,
-    when="a job has been Pending, Starting, NameTaken or Released for more than <startSeconds> seconds",
+    when="a job has been Pending, Starting, NameTaken or Released, or changed between these phases, for more than "
+    "<startSeconds> seconds",
     expression=_waiting("Pending|Starting|NameTaken|Released", "startSeconds"),
     lasts="2m",
-    summary=f"Job {WHO} has been {{{{ $labels.reason }}}} for {{{{ $value | humanizeDuration }}}}",
+    summary=f"Job {WHO} has not started for {{{{ $value | humanizeDuration }}}} and is {{{{ $labels.reason }}}}",
     description="Its pods may occupy GPUs that do no work. The message of its condition Running says why it waits, "
     "and the remedy.",
     normal="minutes, while nodes pull images and workers load models",
