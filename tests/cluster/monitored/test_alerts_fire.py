@@ -59,7 +59,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "RLHFRewardCollapsed": {"deviations": 2, "recentSeconds": 3, "windowSeconds": 120},
     "RLHFKLRunaway": {"natsPerToken": 0.005},
     "RLHFNonfiniteSteps": {"steps": 1, "windowSeconds": 15},
-    "RLHFGPUIdle": {"share": 0.97, "windowSeconds": 8},
+    "RLHFGPUIdle": {"share": 0.97, "windowSeconds": 8, "gpus": 0},
     "RLHFCheckpointOverdue": {"for": "2s"},
     "RLHFCheckpointFailing": {"windowSeconds": 15},
     "RLHFOperatorQueueOld": {"ageSeconds": 3},
