@@ -190,17 +190,17 @@ def drafted_iteration(seconds: list[float]) -> IterationProfile:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "known"),
+    ("seconds", "meets"),
     [([0.06, 0.11, 0.21, 0.41], True), ([1.0, 0.01, 0.01, 4.0], False)],
 )
 def test_useless_drafts_have_a_gain_only_if_the_fitted_cost_meets_the_measurement(
-    seconds: list[float], known: bool
+    seconds: list[float], meets: bool
 ) -> None:
     facts = drafted_iteration(seconds)
     [finding] = [finding for finding in explain([facts]) if finding.cause == "useless drafts"]
-    assert (finding.gain is not None) is known
+    assert (finding.gain is not None) is meets
     assert (finding.field, finding.value) == ("spec.generation.speculation.mode", "Disabled")
-    if not known:
+    if not meets:
         assert finding.seconds == pytest.approx(0.1 * facts.total), "the time of drafting"
         assert "gain not known" in finding.words
 
