@@ -22,6 +22,10 @@ _POD_PHASES: Final = frozenset(labels.POD_PHASE.values)
 _GROUPS: Final = frozenset(labels.POD_GROUP.values)
 MAX_QUEUE_CHARACTERS: Final = 253
 """Maximum characters of the name of a queue."""
+_NOT_STARTED: Final = frozenset(
+    {RunningReason.PENDING, RunningReason.STARTING, RunningReason.NAME_TAKEN, RunningReason.RELEASED}
+)
+"""Phases between which a job that cannot start changes, as one wait."""
 
 
 class JobPhase(NamedTuple):
@@ -31,6 +35,8 @@ class JobPhase(NamedTuple):
     """Name of the phase; empty if there is none yet."""
     since: float
     """Start of the phase in seconds since 1970."""
+    waits_since: float
+    """Start of the wait that the phase belongs to, in seconds since 1970: of the first of _NOT_STARTED in a row."""
 
 
 def phase_of(before: JobPhase | None, status: Mapping[str, Any], now: float) -> JobPhase:
@@ -42,11 +48,14 @@ def phase_of(before: JobPhase | None, status: Mapping[str, Any], now: float) -> 
     reason = str(running["reason"]) if running is not None else ""
     name = reason if reason in _PHASES else ""
     if before is not None:
-        return before if before.name == name else JobPhase(name, now)
+        if before.name == name:
+            return before
+        continues = before.name in _NOT_STARTED and name in _NOT_STARTED
+        return JobPhase(name, now, before.waits_since if continues else now)
     became = time_of(running["lastTransitionTime"]) if running is not None else None
     if name == RunningReason.RUNNING and became is not None:
-        return JobPhase(name, became.timestamp())
-    return JobPhase(name, now)
+        return JobPhase(name, became.timestamp(), became.timestamp())
+    return JobPhase(name, now, now)
 
 
 def shared_values(
@@ -83,7 +92,7 @@ def own_values(job: Mapping[str, Any], status: Mapping[str, Any], phase: JobPhas
     if created is not None:
         values[operator.CREATED] = {(): created.timestamp()}
     if phase.name in labels.WAITING_REASONS:
-        values[operator.WAITING_SINCE] = {(phase.name,): phase.since}
+        values[operator.WAITING_SINCE] = {(phase.name,): phase.waits_since}
     if progress := _mapping(status.get("progress")):
         values[operator.ITERATION] = {(): _number(progress.get("iteration"))}
         values[operator.ITERATIONS] = {(): _number(progress.get("iterations"))}

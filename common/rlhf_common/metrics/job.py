@@ -118,7 +118,7 @@ GPUS: Final = coordinator_gauge(
 GPU_BUSY: Final = coordinator_counter(
     "rlhf_gpu_busy_seconds_total",
     unit=Unit.SECONDS,
-    meaning="GPU seconds in which workers of a group computed.",
+    meaning="GPU seconds in which workers of a group computed. A worker without a GPU counts as one.",
     source="compute time in heartbeats, times the GPUs of a worker; together with rlhf_gpu_idle_seconds_total "
     "the time of all GPUs of connected workers",
     normal="generation above 70% of its GPU seconds; training as large as its share of the iteration",
@@ -127,7 +127,7 @@ GPU_BUSY: Final = coordinator_counter(
 GPU_IDLE: Final = coordinator_counter(
     "rlhf_gpu_idle_seconds_total",
     unit=Unit.SECONDS,
-    meaning="GPU seconds in which workers of a group computed nothing, by cause.",
+    meaning="GPU seconds in which workers of a group computed nothing, by cause. A worker without a GPU counts as one.",
     source="time between heartbeats minus compute time; the cause follows from phase and group: tail (other "
     "workers decode the last samples), no_work, inference, training, weight_update, checkpoint, turn "
     "(roles change on a device), recovering, starting",

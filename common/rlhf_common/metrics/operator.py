@@ -142,7 +142,8 @@ WAITING_SINCE: Final = _gauge(
     "rlhf_job_waiting_since_timestamp_seconds",
     unit=Unit.TIMESTAMP,
     meaning="Time since which a job waits, by the reason. The count of these series is the length of the queue.",
-    source="phase and rlhf_job_phase_since_timestamp_seconds of jobs before Running",
+    source="rlhf_job_phase_since_timestamp_seconds of jobs before Running; phases Pending, Starting, NameTaken and "
+    "Released in a row count from the first of them",
     normal="no series, or minutes ago",
     labels=(*labels.JOB, labels.WAITING),
     one_a_set=True,

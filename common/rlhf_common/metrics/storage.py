@@ -123,7 +123,8 @@ TRACE_SPANS: Final = Metric(
     kind=MetricKind.COUNTER,
     servers=(Server.COORDINATOR, Server.OPERATOR),
     unit=Unit.NUMBER,
-    meaning="Trace spans by outcome: accepted by the collector, refused by it, or dropped because the queue was full.",
+    meaning="Trace spans by outcome: exported, failed (the collector did not take them), or dropped before they were "
+    "sent: the queue was full, the process ended, or a span could not be built.",
     source="the thread that sends them, since the process started",
     normal="all spans are exported; the log says since when others are lost",
     labels=(labels.TRACE_OUTCOME,),

@@ -166,7 +166,7 @@ NONFINITE_STEPS: Final = coordinator_counter(
     unit=Unit.NUMBER,
     meaning="Skipped optimizer steps of the job, because a loss or gradient was infinite or NaN.",
     source="the training ranks, over the whole job",
-    normal="0; a few in float16",
+    normal="0",
     absent="no iteration is finished",
     run_metric="nonfinite_steps",
 )

@@ -195,7 +195,7 @@ WAIT: Final = Row(
             shows="Leases that the coordinator took back because their worker was lost or reconnected; failed attempts "
             "to decode a sample; samples that no worker could decode; samples that an engine preempted and "
             "computed again (vLLM).",
-            normal="0 while no worker is lost",
+            normal="0 while no worker is lost.",
             cure="If no worker is lost, sessions break: check the network between workers and coordinator. For failed "
             "samples, the event SampleFailed names the sample. For preempted samples, lower "
             "generation.maxBatchSize.",

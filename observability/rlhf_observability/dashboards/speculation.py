@@ -218,7 +218,7 @@ AHEAD: Final = Row(
             empty="for jobs that do not draft ahead",
             unit=PanelUnit.NUMBER,
             shows="Number of generation workers that decode ahead, as a mean.",
-            normal="up to the number of idle generation workers",
+            normal="up to the number of idle generation workers.",
             cure="These workers count as busy GPUs, but as idle workers.",
             queries=(Query(JOBS.rates(speculation.AHEAD_SECONDS), BY_JOB),),
         ),

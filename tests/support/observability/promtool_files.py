@@ -17,6 +17,7 @@ INTERVAL: Final = "30s"
 """Time between two scrapes and two evaluations, the default of Prometheus and the chart."""
 JOB: Final = {"namespace": "team", "rlhf_job": "tiny"}
 _LABEL: Final = re.compile(r"\{\{ *\$labels\.(\w+) *\}\}")
+_IF_LABEL: Final = re.compile(r"\{\{ *if \$labels\.(\w+) *\}\}(.*?)\{\{ *end *\}\}")
 _VALUE: Final = re.compile(r"\{\{ *\$value[^}]*\}\}")
 
 
@@ -113,5 +114,6 @@ def _expected(name: str, firing: Firing) -> dict[str, Any]:
 
 
 def _shown(alert: Alert, text: str, firing: Firing) -> str:
-    filled_in = _LABEL.sub(lambda found: firing.labels.get(found[1], ""), filled(text, alert.values()))
+    written = _IF_LABEL.sub(lambda found: found[2] if firing.labels.get(found[1]) else "", filled(text, alert.values()))
+    filled_in = _LABEL.sub(lambda found: firing.labels.get(found[1], ""), written)
     return _VALUE.sub(firing.figure, filled_in)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from tests.support.jobs.documented_commands import parse_rlhf, verb_of
+from tests.support.observability.alert_scenarios import SCENARIOS
 from tests.support.observability.promql_reading import Reader
+from tests.support.observability.promtool_files import Firing, promtool_file
 
+from rlhf_api.job.groups import ComputeType
 from rlhf_common.metrics.catalogue import BY_NAME
 from rlhf_observability.alerts import chart_values
 from rlhf_observability.alerts.alert import Alert, AlertSeverity, Family, Threshold, filled
@@ -21,6 +25,7 @@ ROOT = Path(__file__).parents[3]
 ALERTS = [(family, alert) for family in FAMILIES for alert in family.alerts]
 PARTS = ("It means", "You see", "Look", "Likely causes", "Cure", "Silence")
 KUBECTL = {"get", "describe", "logs", "delete", "top", "exec", "rollout", "auth", "scale", "patch", "create", "label"}
+KUBECTL |= {"cordon"}
 each_alert = pytest.mark.parametrize(("family", "alert"), ALERTS, ids=[alert.name for _, alert in ALERTS])
 
 
@@ -97,6 +102,24 @@ def test_texts_name_where_and_how_much(family: Family, alert: Alert) -> None:
     assert "\n" not in alert.summary + alert.description
     assert not alert.when.endswith(".")
     assert not alert.normal.endswith(".")
+
+
+def test_a_text_about_no_operator_at_all_names_no_namespace() -> None:
+    """It once ended with "in namespace " and nothing after it."""
+    [absent] = [
+        each for each in SCENARIOS if each.alert == "RLHFOperatorAbsent" and (Firing("", {}),) in each.seen.values()
+    ]
+    [test] = promtool_file([absent], "rules.yaml")["tests"]
+    [alert] = [alert for moment in test["alert_rule_test"] for alert in moment["exp_alerts"]]
+    assert alert["exp_annotations"]["summary"] == "Prometheus scrapes no operator"
+
+
+def test_texts_name_no_number_type_that_a_job_cannot_have() -> None:
+    """They once said that a few skipped steps are normal in float16, which no field allows."""
+    texts = [f"{alert.when} {alert.description} {alert.normal}" for _, alert in ALERTS]
+    texts += [f"{metric.meaning} {metric.normal}" for metric in BY_NAME.values()]
+    types = {found for text in texts for found in re.findall(r"\bb?float\d+\b", text)}
+    assert types <= {str(name).lower() for name in get_args(ComputeType)}
 
 
 def test_a_threshold_that_nothing_reads_and_a_placeholder_without_one_are_refused() -> None:

@@ -81,6 +81,22 @@ def test_a_job_that_waits_says_for_what_and_since_when_until_it_runs() -> None:
     assert [s.labels["phase"] for s in scraped(metrics.registry) if s.name == "rlhf_job_phase"] == ["Running"]
 
 
+def test_a_job_whose_pods_cannot_start_waits_since_its_first_try_until_a_queue_or_a_run() -> None:
+    """Its clock once started anew at each release, so that a missing image raised no alert for hours."""
+    clock = WallClock()
+    metrics, cluster = OperatorMetrics(clock), SimulatedCluster()
+    first, since = clock.now, "rlhf_job_waiting_since_timestamp_seconds"
+    for reason in ("Pending", "Starting", "Released", "Starting", "Released"):
+        see(metrics, cluster, status(reason))
+        assert value(metrics.registry, since, reason=reason, **JOB) == first
+        assert value(metrics.registry, "rlhf_job_phase_since_timestamp_seconds", **JOB) == clock.now
+        clock.now += 600
+    for reason in ("Queued", "Starting", "Unschedulable", "Starting"):
+        see(metrics, cluster, status(reason))
+        assert value(metrics.registry, since, reason=reason, **JOB) == clock.now
+        clock.now += 600
+
+
 def test_a_job_that_ran_before_this_process_is_in_its_phase_since_it_ran() -> None:
     clock = WallClock()
     clock.now += timedelta(hours=5).total_seconds()

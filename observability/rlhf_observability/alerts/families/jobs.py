@@ -39,10 +39,11 @@ WITHOUT_PROGRESS: Final = Recording(
 NOT_STARTING: Final = Alert(
     name="RLHFJobNotStarting",
     severity=AlertSeverity.WARNING,
-    when="a job has been Pending, Starting, NameTaken or Released for more than <startSeconds> seconds",
+    when="a job has been Pending, Starting, NameTaken or Released, or changed between these phases, for more than "
+    "<startSeconds> seconds",
     expression=_waiting("Pending|Starting|NameTaken|Released", "startSeconds"),
     lasts="2m",
-    summary=f"Job {WHO} has been {{{{ $labels.reason }}}} for {{{{ $value | humanizeDuration }}}}",
+    summary=f"Job {WHO} has not started for {{{{ $value | humanizeDuration }}}} and is {{{{ $labels.reason }}}}",
     description="Its pods may occupy GPUs that do no work. The message of its condition Running says why it waits, "
     "and the remedy.",
     normal="minutes, while nodes pull images and workers load models",
@@ -120,8 +121,8 @@ unless {ON_JOB} max {BY_JOB} (
 unless {ON_JOB} max {BY_JOB} (last_over_time(rlhf_iteration_last_seconds[<windowSeconds>s])) * 3 > <windowSeconds>""",
     lasts="5m",
     summary=f"Job {WHO} has been at iteration {{{{ $value }}}} for a long time",
-    description="The coordinator still receives data, but no iteration ends. The job may restart repeatedly, or a "
-    "response or a reward may take very long.",
+    description="No iteration ends. The job may restart repeatedly, or a response or a reward may take very long. "
+    "RLHFJobStuck fires too if the coordinator receives nothing.",
     normal="the iteration rises steadily",
     thresholds=(Threshold("windowSeconds", 7200, "seconds of the window"),),
 )

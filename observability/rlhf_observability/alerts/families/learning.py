@@ -142,7 +142,7 @@ max {BY_JOB} (
     "was not finite",
     description="A skipped step changes no weight. More than maxNonFiniteSteps skipped steps in a row fail the job. "
     "The event StepsSkipped names the iteration.",
-    normal="0; a few in float16",
+    normal="0",
     thresholds=(
         Threshold("steps", 3, "skipped steps within the window"),
         Threshold("windowSeconds", 3600, "seconds of the window"),

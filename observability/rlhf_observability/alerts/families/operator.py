@@ -9,6 +9,8 @@ from rlhf_observability.alerts.alert import Alert, AlertSeverity, Family, Thresh
 from rlhf_observability.alerts.families.job_labels import BY_JOB, ON_JOB, WHO
 
 _WHERE: Final = "namespace {{ $labels.namespace }}"
+_WHERE_IF_SCRAPED: Final = f"{{{{ if $labels.namespace }}}} in {_WHERE}{{{{ end }}}}"
+"""The namespace with `in`; empty if Prometheus has no operator at all, so that `absent` has no labels."""
 
 NOT_LEADING: Final = Alert(
     name="RLHFOperatorNotLeading",
@@ -42,7 +44,7 @@ or
 group by (cluster, namespace, job) (last_over_time(rlhf_operator_leader[1h]))
   unless group by (cluster, namespace, job) (rlhf_operator_leader)""",
     lasts="10m",
-    summary=f"Prometheus scrapes no operator in {_WHERE}",
+    summary=f"Prometheus scrapes no operator{_WHERE_IF_SCRAPED}",
     description="The operator does not run, or Prometheus does not find it. No other alert on the operator can fire, "
     "and few alerts on jobs can.",
     normal="one series for each replica",
@@ -111,10 +113,10 @@ CERTIFICATE: Final = Alert(
 NOT_SCRAPED: Final = Alert(
     name="RLHFJobNotScraped",
     severity=AlertSeverity.WARNING,
-    when="a job is Running and Prometheus has no series of its coordinator, or its workers are connected and "
-    "Prometheus has no series of any of them",
+    when="a job is Running or Recovering and Prometheus has no series of its coordinator, or its workers are "
+    "connected and Prometheus has no series of any of them",
     expression=f"""\
-(max {BY_JOB} (rlhf_job_phase{{phase="Running"}}) == 1)
+(max {BY_JOB} (rlhf_job_phase{{phase=~"Running|Recovering"}}) == 1)
   unless {ON_JOB} max {BY_JOB} (rlhf_iteration)
 or
 (sum {BY_JOB} (rlhf_sessions) > 0)
@@ -122,7 +124,8 @@ or
     lasts="10m",
     summary=f"Prometheus does not scrape the coordinator or the workers of job {WHO}",
     description="Other alerts on the work of the job cannot fire. Prometheus finds the pods by the chart's "
-    "PodMonitor or by their annotations.",
+    "PodMonitor or by their annotations. If the job is Recovering, its coordinator may not answer the operator "
+    "either.",
     normal="every pod of a job is a target",
 )
 OPERATOR: Final = Family(

@@ -1,6 +1,7 @@
 """Alerts on late or failed checkpoints and on file systems that fill up.
 
-Rule: the limit for late checkpoints depends on the job's own interval.
+Rule: a checkpoint is late by the versions of the job's own interval. An iteration does not end before its due
+checkpoint, so the age of the newest one in iterations cannot exceed one interval.
 """
 
 from typing import Final
@@ -11,16 +12,19 @@ from rlhf_observability.alerts.families.job_labels import BY_JOB, JOB, ON_JOB, U
 OVERDUE: Final = Alert(
     name="RLHFCheckpointOverdue",
     severity=AlertSeverity.WARNING,
-    when="the newest checkpoint is more than <intervals> checkpoint intervals old, in iterations",
+    when="the last weight version that spec.checkpoints.every makes due has no complete checkpoint",
     expression=f"""\
-(max {BY_JOB} (rlhf_weight_version) - max {BY_JOB} (rlhf_checkpoint_version))
-> {ON_JOB} (<intervals> * max {BY_JOB} (rlhf_checkpoint_interval_iterations))
+(
+  max {BY_JOB} (rlhf_weight_version)
+  - max {BY_JOB} (rlhf_weight_version) % {ON_JOB} max {BY_JOB} (rlhf_checkpoint_interval_iterations)
+)
+> {ON_JOB} max {BY_JOB} (rlhf_checkpoint_version)
 {UNLESS_ENDED}""",
-    lasts="10m",
-    summary=f"The newest checkpoint of job {WHO} is {{{{ $value }}}} iterations old",
-    description="A failure of the training group makes the job train all these iterations again.",
-    normal="at most one interval",
-    thresholds=(Threshold("intervals", 2.0, "intervals of spec.checkpoints.every"),),
+    lasts="30m",
+    summary=f"Job {WHO} has not completed the checkpoint of weight version {{{{ $value }}}}",
+    description="The job trains nothing until this checkpoint is complete. After a failure of the training group it "
+    "trains all iterations since the newest checkpoint again.",
+    normal="a due checkpoint is complete within minutes",
 )
 FAILING: Final = Alert(
     name="RLHFCheckpointFailing",

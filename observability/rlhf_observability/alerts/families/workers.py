@@ -57,7 +57,8 @@ and {ON_JOB} sum {BY_JOB} (rlhf_sessions) == 0
 GPU_IDLE: Final = Alert(
     name="RLHFGPUIdle",
     severity=AlertSeverity.WARNING,
-    when="the GPUs of a job were idle for more than <share> of <windowSeconds> seconds",
+    when="the GPUs of a job were idle for more than <share> of <windowSeconds> seconds, and the job requests at least "
+    "<gpus> GPUs",
     expression=f"""\
 sum {BY_JOB} (rate(rlhf_gpu_idle_seconds_total[<windowSeconds>s]))
 /
@@ -66,6 +67,9 @@ sum {BY_JOB} (rate(rlhf_gpu_idle_seconds_total[<windowSeconds>s]))
   + sum {BY_JOB} (rate(rlhf_gpu_busy_seconds_total[<windowSeconds>s]))
 ) > <share>
 and {ON_JOB} time() - max {BY_JOB} (rlhf_started_timestamp_seconds) > <windowSeconds>
+and {ON_JOB} sum {BY_JOB} (
+  max by ({JOB}, group) (last_over_time(rlhf_job_gpus_requested[1h]))
+) >= <gpus>
 {UNLESS_ENDED}""",
     lasts="30m",
     summary=f"The GPUs of job {WHO} were idle for {{{{ $value | humanizePercentage }}}} of the time",
@@ -75,6 +79,7 @@ and {ON_JOB} time() - max {BY_JOB} (rlhf_started_timestamp_seconds) > <windowSec
     thresholds=(
         Threshold("share", 0.75, "share of GPU seconds", most=1),
         Threshold("windowSeconds", 10800, "seconds of the window"),
+        Threshold("gpus", 1, "least GPUs of a job; 0 includes jobs on CPUs, whose workers count as one GPU each"),
     ),
 )
 MIGRATION: Final = Alert(

@@ -1,14 +1,16 @@
 """Low acceptance: verifying drafts costs more than the accepted tokens save.
 
-The gain is that of decoding without drafts, by the row cost fitted to the observed steps. Applies to mode Fixed.
+The gain is that of decoding without drafts, by the row cost fitted to the observed steps. If that fit does not
+reproduce the measured time, the finding has the time of drafting and no gain. Applies to mode Fixed.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from rlhf_planner.explain.finding import Finding, gained
+from rlhf_planner.explain.finding import Finding, gained, spent
 from rlhf_planner.explain.iteration_profile import IterationProfile
+from rlhf_planner.explain.replays import meets
 from rlhf_planner.inter_stage.fitted_costs import non_negative
 
 
@@ -27,18 +29,24 @@ class LowAcceptance:
         features = np.array([[1.0, row.rows * (wide if row.verified else 1.0)] for row in rows])
         if len(rows) < 2:
             return None
-        draft_share = 1 - drafts.draft_seconds / max(drafts.seconds, 1e-9)
-        seconds = np.array([row.seconds / row.steps * draft_share for row in rows])
-        step, a_row = non_negative(features, seconds, np.array([row.steps for row in rows]))
+        drafting = min(1.0, drafts.draft_seconds / max(drafts.seconds, 1e-9))
+        seconds = np.array([row.seconds / row.steps * (1 - drafting) for row in rows])
+        counts = np.array([row.steps for row in rows])
+        fit = non_negative(features, seconds, counts)
+        step, a_row = fit
         taken = sum(row.seconds for row in rows)
-        plain = sum(row.steps * row.tokens * (step + a_row * row.rows) for row in rows)
-        if plain >= taken:
-            return None
         summary = (
             f"of {drafts.drafted:,.0f} drafted tokens {drafts.accepted / drafts.drafted:.0%} were right, "
             f"{drafts.tokens / drafts.samples:.2f} tokens per step; speculation is Fixed"
         )
+        field = "spec.generation.speculation.mode"
+        if not meets(float(counts @ features @ fit), float(counts @ seconds)):
+            why = "the cost of a row, fitted to the recording, does not match the measurement"
+            lost = last.generation * drafting
+            return spent(self.name, facts[-1:], lost, summary, why, field=field, value="Disabled")
+        plain = sum(row.steps * row.tokens * (step + a_row * row.rows) for row in rows)
+        if plain >= taken:
+            return None
         saved = last.generation * (1 - plain / taken)
         how = "the same tokens one by one, by the fitted cost of a row"
-        field = "spec.generation.speculation.mode"
         return gained(self.name, facts[-1:], saved, summary, how, field=field, value="Disabled")

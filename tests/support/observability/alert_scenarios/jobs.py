@@ -51,6 +51,15 @@ SCENARIOS: Final[tuple[AlertScenario, ...]] = (
         before="30m",
         reason="Starting",
     ),
+    fires(
+        "RLHFJobNotStarting",
+        "an image is missing, and each release is short",
+        _waits("Starting", "0x60 stale _x28 0x60") | _waits("Released", "_x61 0x28 stale"),
+        "50m",
+        "50m 0s",
+        before="39m",
+        reason="Starting",
+    ),
     silent("RLHFJobNotStarting", "it loads for ten minutes", _waits("Starting", "0x20 stale"), "9m", "11m", "50m"),
     silent("RLHFJobNotStarting", "it waits for its queue", _waits("Queued", "0x120"), "50m"),
     fires(

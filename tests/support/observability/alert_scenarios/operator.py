@@ -138,6 +138,24 @@ SCENARIOS: Final[tuple[AlertScenario, ...]] = (
         | series("rlhf_worker_connected", "1x60", **JOB, worker="training-0", group="training"),
         "20m",
     ),
+    fires(
+        "RLHFJobNotScraped",
+        "its coordinator stands still, and the operator calls that Recovering after a minute",
+        phase("1x12 stale") | phase("_x13 1x60", "Recovering") | of_job("rlhf_iteration", "5x10 stale"),
+        "16m",
+        before="15m",
+    ),
+    silent(
+        "RLHFJobNotScraped",
+        "its coordinator is replaced within five minutes",
+        phase("1x12 stale")
+        | phase("_x13 1x7 stale", "Recovering")
+        | phase("_x21 1x60")
+        | of_job("rlhf_iteration", "5x10 stale _x10 5x60"),
+        "11m",
+        "16m",
+        "30m",
+    ),
     silent("RLHFJobNotScraped", "its pods are starting", phase("1x60", "Starting"), "20m"),
     silent("RLHFJobNotScraped", "it is complete", phase("1x10 stale") | phase("_x11 1x90", "Complete"), "20m", "40m"),
 )

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tests.support.observability.promtool_files import AlertScenario, fires, of_job, phase, silent
+from tests.support.observability.promtool_files import JOB, AlertScenario, fires, of_job, of_operator, phase, silent
 
 _AT_WORK: Final = of_job("rlhf_iteration", "6+1x2000")
 
@@ -16,9 +16,11 @@ def _sessions(values: str) -> dict[str, str]:
     )
 
 
-def _gpus(idle: str, busy: str) -> dict[str, str]:
+def _gpus(idle: str, busy: str, requested: int = 4) -> dict[str, str]:
     return (
-        of_job("rlhf_gpu_idle_seconds_total", idle, group="generation", cause="training")
+        of_operator("rlhf_job_gpus_requested", f"{requested}x2000", **JOB, group="generation")
+        | of_operator("rlhf_job_gpus_requested", "0x2000", **JOB, group="coordinator")
+        | of_job("rlhf_gpu_idle_seconds_total", idle, group="generation", cause="training")
         | of_job("rlhf_gpu_idle_seconds_total", idle, group="training", cause="no_work")
         | of_job("rlhf_gpu_busy_seconds_total", busy, group="generation")
         | of_job("rlhf_gpu_busy_seconds_total", busy, group="training")
@@ -136,6 +138,13 @@ SCENARIOS: Final[tuple[AlertScenario, ...]] = (
         "it began an hour ago and compiles",
         _gpus("0+27x2000", "0+3x2000") | of_job("rlhf_started_timestamp_seconds", "9000x2000"),
         "3h40m",
+    ),
+    silent(
+        "RLHFGPUIdle",
+        "it runs on CPUs, whose workers count as one GPU each",
+        _gpus("0+27x2000", "0+3x2000", requested=0) | of_job("rlhf_started_timestamp_seconds", "0x2000"),
+        "3h40m",
+        "6h",
     ),
     silent(
         "RLHFGPUIdle",

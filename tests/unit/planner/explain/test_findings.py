@@ -4,13 +4,13 @@ import pytest
 from tests.support.jobs.explained_runs import RUNS, recorded_facts
 
 from rlhf_coordinator.reports.trackers.facts_jsonl import read_facts
-from rlhf_planner.explain.causes import long_tail
+from rlhf_planner.explain.causes import long_tail, scoring_overlap
 from rlhf_planner.explain.decode_costs import decode_costs
 from rlhf_planner.explain.finding import MAX_CHARACTERS
-from rlhf_planner.explain.iteration_profile import SampleFacts, StepFacts, TaskFacts
+from rlhf_planner.explain.iteration_profile import DraftFacts, IterationProfile, SampleFacts, StepFacts, TaskFacts
 from rlhf_planner.explain.ranking import comparable, explain
 from rlhf_planner.explain.registry import CAUSES
-from rlhf_planner.explain.replays import generation
+from rlhf_planner.explain.replays import generation, scoring_end
 from rlhf_planner.inter_stage.costs import SCORE_BATCH
 
 INJECTED = {
@@ -164,6 +164,62 @@ def test_a_replay_that_does_not_meet_what_was_measured_gives_no_number() -> None
     finding = explain([facts])[0]
     assert finding.cause == "slow worker"
     assert finding.gain is None
+
+
+def drafted_iteration(seconds: list[float]) -> IterationProfile:
+    """Return an iteration with drafts that are never right. `seconds`: those of a step at 1, 2, 4 and 8 rows."""
+    rows = [
+        StepFacts(
+            worker="generation-0", steps=10, rows=count, keys=50, tokens=1, verified=10, seconds=10 * seconds[place]
+        )
+        for place, count in enumerate((1.0, 2.0, 4.0, 8.0))
+    ]
+    taken = sum(row.seconds for row in rows)
+    drafts = DraftFacts(
+        steps=40,
+        drafted_steps=40,
+        samples=150,
+        tokens=150,
+        drafted=600,
+        accepted=0,
+        draft_seconds=0.1 * taken,
+        seconds=taken,
+    )
+    phases = {"Generating": taken}
+    return recorded_facts(total=taken, phases=phases, steps=rows, drafts=drafts, speculation="Fixed")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "meets"),
+    [([0.06, 0.11, 0.21, 0.41], True), ([1.0, 0.01, 0.01, 4.0], False)],
+)
+def test_useless_drafts_have_a_gain_only_if_the_fitted_cost_meets_the_measurement(
+    seconds: list[float], meets: bool
+) -> None:
+    facts = drafted_iteration(seconds)
+    [finding] = [finding for finding in explain([facts]) if finding.cause == "useless drafts"]
+    assert (finding.gain is not None) is meets
+    assert (finding.field, finding.value) == ("spec.generation.speculation.mode", "Disabled")
+    if not meets:
+        assert finding.seconds == pytest.approx(0.1 * facts.total), "the time of drafting"
+        assert "gain not known" in finding.words
+
+
+@pytest.mark.parametrize(("busy", "scored"), [(0.0, [3.0, 3.5, 9.0]), (8.0, [3.0, 3.5, 9.0]), (0.0, [9.0, 9.0, 9.0])])
+def test_a_replay_of_scoring_after_the_whole_batch_ends_as_measured(busy: float, scored: list[float]) -> None:
+    """A check of this replay could not fail, so the cause has none."""
+    samples = SampleFacts(
+        prompts=[8.0] * 3,
+        responses=[9.0] * 3,
+        begun=[0.0] * 3,
+        finished=[1.0, 2.0, 2.0],
+        scored=scored,
+        workers=[0] * 3,
+    )
+    task = TaskFacts(name="judged", call=False, last=3, busy=busy, setup=0, per_token=0)
+    facts = recorded_facts(total=9.0, samples=samples, tasks=[task], overlap="Disabled")
+    apart, latency = scoring_overlap._pace(facts, samples)
+    assert scoring_end([2.0] * 3, apart, latency) == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize(("call", "cause"), [(True, "slow reward"), (False, "too few inference workers")])
