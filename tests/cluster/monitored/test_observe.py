@@ -50,6 +50,8 @@ CARRIED = "jobs with rollout.maxStaleness; tests/integration/jobs/test_carried_j
 BEHIND = "jobs with training.criticOverlap; tests/integration/jobs/test_critic_overlap.py reads what they measure"
 BESIDE = "jobs with rollout.overlapTraining; tests/integration/jobs/test_rollout_overlap.py reads what they measure"
 SHARED = "jobs with training.sharedPrompts; tests/integration/jobs/test_shared_prompts_job.py reads what they measure"
+STREAMED = "jobs with training.stream; tests/integration/jobs/test_streamed_job.py reads what they measure"
+AHEAD = "jobs that draft ahead; tests/integration/jobs/test_drafting_ahead_job.py reads what they measure"
 OFFLOADED = (
     "jobs with parallelism.offloadOptimizer; tests/integration/jobs/test_killed_ranks.py reads what they measure"
 )
@@ -64,6 +66,11 @@ RARE = {
     ("training", "Bubbles against their prediction, and padding", "C"): BEHIND,
     ("training", "Bubbles against their prediction, and padding", "D"): SHARED,
     ("training", "Time of a step, against its prediction", "E"): BESIDE,
+    ("training", "Time of a step, against its prediction", "F"): STREAMED,
+    ("speculation", "Tokens decoded ahead", "A"): AHEAD,
+    ("speculation", "Tokens decoded ahead", "B"): AHEAD,
+    ("speculation", "Tokens decoded ahead", "C"): AHEAD,
+    ("speculation", "Workers that decode ahead", "A"): AHEAD,
     ("workers", "Most memory", "B"): OFFLOADED,
     ("training", "Use of experts", "A"): EXPERTS,
     ("training", "Use of experts", "B"): EXPERTS,
