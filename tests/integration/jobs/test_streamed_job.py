@@ -43,6 +43,7 @@ def test_ranks_and_the_coordinator_die_while_gradients_stream_and_the_bits_stay(
     manifest = write_streaming_job(tmp_path)
     calm = run_job(manifest, tmp_path / "calm", settings=STREAM)
     assert streams(calm) > ITERATIONS // 2
+    assert any("training/stream_microbatches" in line for line in calm.lines)
     kills = Kills(39, len(VICTIMS), VICTIMS, first=VICTIMS, at_event="gradients-streamed", iterations_between=1)
     killed = run_job(manifest, tmp_path / "killed", settings=STREAM, kills=kills)
     assert_same_weights(killed, calm)
