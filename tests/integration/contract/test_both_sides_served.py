@@ -66,19 +66,21 @@ def test_what_is_fixed_in_a_live_job_stays_and_the_rest_may_change(served: Serve
 
 
 def test_a_suspended_job_takes_another_layout_of_ranks_until_it_is_resumed(served: ServedDefinition) -> None:
-    def job(field: str, *, suspend: bool) -> dict[str, Any]:
+    def job(settings: dict[str, Any], *, suspend: bool) -> dict[str, Any]:
         data = rows.whole("")
         rows.placed(data, "spec.training.lora", None)  # not every layout has adapters
-        for path, value in (rows.FIXED[field][0] if field else {}).items():
+        for path, value in settings.items():
             rows.placed(data, path, value)
         data["spec"]["suspend"] = suspend
         return data
 
-    name = served.store(job("", suspend=True) | {"metadata": {"name": "suspended"}})
     for field in LAYOUT:
-        assert served.replaced(name, job(field, suspend=True)) == [], field
-        assert says(served.replaced(name, job(field, suspend=False)), field, LAYOUT_MESSAGE), field
-    served.remove(name)
+        changed = rows.FIXED[field][0]
+        beside = {path: value for path, value in changed.items() if not f"{path}.".startswith(f"{field}.")}
+        name = served.store(job(beside, suspend=True) | {"metadata": {"name": "suspended"}})
+        assert served.replaced(name, job(changed, suspend=True)) == [], field
+        assert says(served.replaced(name, job(changed, suspend=False)), field, LAYOUT_MESSAGE), field
+        served.remove(name)
 
 
 def test_every_enum_takes_its_values_and_no_other(served: ServedDefinition, live: str) -> None:
