@@ -16,7 +16,7 @@ from rlhf_coordinator.fusion import counterfactual, learning, long_rounds_choice
 from rlhf_coordinator.fusion.learning import iteration_setup
 from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun, iteration_prompts
-from rlhf_coordinator.job.next_samples import next_samples
+from rlhf_coordinator.job.next_samples import expected_lengths, next_samples
 from rlhf_coordinator.scheduling import decisions as d
 from rlhf_coordinator.scheduling.consolidation import Consolidation, fusion_possible
 from rlhf_coordinator.state.carried_sample import origin_in
@@ -147,7 +147,8 @@ def plan_next_iteration(run: JobRun) -> None:
     after, mode = run.state.iteration + 1, run.context.spec.fusion.inter_stage.mode
     wanted = mode == "Auto" and run.state.fusion.measured and run.scheduled.consolidation.possible
     if wanted and not run.context.last(run.state.iteration):
-        carried, _ = next_samples(run, after, run.state.ledger.carry_over(), run.prompts.schedules)
+        cut, expected = run.state.ledger.carry_over(), expected_lengths(run, after)
+        carried, _ = next_samples(run, after, cut, run.prompts.schedules, expected)
         begun = range(samples_begun(run.context.spec, run.prompts.schedules, after))
         prompts = iteration_prompts(run.prompts, (origin_in(carried, after, index) for index in begun))
         _plan_in_background(run, after, iteration_setup(run, *prompts))

@@ -14,15 +14,20 @@ from rlhf_coordinator.storage.prompt_lengths import lengths_after
 from rlhf_coordinator.storage.prompts import window_key
 
 
-def next_samples(run: JobRun, iteration: int, cut: Sequence[CarriedSample], schedules: PromptSchedules) -> FirstSamples:
+def next_samples(
+    run: JobRun,
+    iteration: int,
+    cut: Sequence[CarriedSample],
+    schedules: PromptSchedules,
+    expected: Mapping[int, int],
+) -> FirstSamples:
     """Return the samples with which an iteration begins, and those that wait on.
 
-    Arguments are as for `first_samples`. The iteration is the present one, or the next while the present one is scored.
+    `expected`: its `expected_lengths`. The other arguments are as for `first_samples`.
     """
     spec, prompts = run.context.spec, run.prompts
     if spec.prompts.length_window < 2:
         return first_samples(cut, iteration, spec, schedules)
-    expected = expected_lengths(run, iteration)
     facts = WindowFacts(
         lambda origin: expected.get(prompts.prompt(*origin).line), lambda batch: window_key(spec.seed, iteration, batch)
     )
@@ -30,7 +35,10 @@ def next_samples(run: JobRun, iteration: int, cut: Sequence[CarriedSample], sche
 
 
 def expected_lengths(run: JobRun, iteration: int) -> Mapping[int, int]:
-    """Return the expected response tokens by line when an iteration begins; empty without sorted windows."""
+    """Return the expected response tokens by line when an iteration begins; empty without sorted windows.
+
+    The iteration is the present one, or the next one while the present one is scored.
+    """
     state = run.state
     if run.context.spec.prompts.length_window < 2 or state.ledger.iteration >= iteration:
         return state.expected_lengths

@@ -120,13 +120,13 @@ class Actions:
             begun.refill.CopyFrom(Refill(rounds=rule.rounds, used_up=rule.used_up))
         schedules = long_rounds_choice.next_schedules(run, iteration)
         begun.schedules.extend(schedule_messages(schedules, spec))
-        carried, waiting = next_samples(run, iteration, handed_on, schedules)
-        run.state.expected_lengths = expected_lengths(run, iteration)
+        run.state.expected_lengths = expected = expected_lengths(run, iteration)
+        carried, waiting = next_samples(run, iteration, handed_on, schedules, expected)
         size = samples_begun(spec, schedules, iteration)
         begun.carried.extend(carried_messages(carried))
         begun.waiting.extend(carried_messages(waiting))
-        if run.state.expected_lengths:
-            begun.lengths.CopyFrom(lengths_message(run.state.expected_lengths))
+        if expected:
+            begun.lengths.CopyFrom(lengths_message(expected))
         begun.versions_behind = int(one_step_off)
         run.journal.begin(begun)
         long_rounds_choice.adopt(run, iteration, schedules)

@@ -50,8 +50,8 @@ def leases(
     if not state.ahead.pays or drafts.iteration != state.iteration + 1:
         return []
     free = [name for name in free_workers(context, state, now, facts) if now >= state.ahead.not_before.get(name, 0.0)]
-    addressed, loads = _addressed(others), drafts.loads()
-    room = {name: _capacity(context) - loads[name] for name in free if name not in addressed}
+    addressed = _addressed(others)
+    room = {name: _capacity(context) - len(drafts.on(name)) for name in free if name not in addressed}
     if not any(count > 0 for count in room.values()) or drafts.tokens >= MAX_TOKENS:
         return []
     assigned: dict[str, list[int]] = {}

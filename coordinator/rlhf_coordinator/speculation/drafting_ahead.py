@@ -12,7 +12,7 @@ from rlhf_coordinator.job.commands import send
 from rlhf_coordinator.job.job_run import JobRun
 from rlhf_coordinator.job.sample_messages import finished_response, progress_of
 from rlhf_coordinator.scheduling.decisions import DraftAhead, EndDrafts
-from rlhf_coordinator.state.ahead_state import MAX_DRAFT_TOKENS, REST_SECONDS, AheadDraft
+from rlhf_coordinator.state.ahead_state import MAX_DRAFT_TOKENS, REST_SECONDS, AheadDraft, AheadDrafts
 from rlhf_coordinator.state.sample import PackedResponse
 from rlhf_coordinator.state.worker import CommandKind, PendingCommand
 from rlhf_coordinator.storage.prompts import random_key
@@ -24,8 +24,7 @@ def lease(run: JobRun, decision: DraftAhead) -> None:
     ahead, messages = run.state.ahead, []
     for index in decision.samples:
         ahead.attempts += 1
-        draft = ahead.upcoming.drafts.setdefault(index, AheadDraft(0))
-        draft.attempt, draft.lease = ahead.attempts, Lease(decision.worker, ahead.attempts)
+        draft = ahead.upcoming.begin(index, Lease(decision.worker, ahead.attempts))
         messages.append(_message(run, index, draft))
     ahead.since.setdefault(decision.worker, time.monotonic())
     command = pb.Command(generate=pb.Generate(samples=messages))
@@ -41,9 +40,8 @@ def end(run: JobRun, decision: EndDrafts) -> None:
         return
     keys = []
     for index in ahead.upcoming.on(name):
-        draft = ahead.upcoming.drafts[index]
-        draft.lease = None
-        keys.append(key_message(_key(ahead.upcoming.iteration, index, draft.attempt)))
+        ahead.upcoming.end(index, complete=False)
+        keys.append(key_message(_key(ahead.upcoming.iteration, index, ahead.upcoming.drafts[index].attempt)))
     now = time.monotonic()
     _stopped(run, name, now)
     ahead.not_before[name] = now + REST_SECONDS
@@ -55,8 +53,7 @@ def end(run: JobRun, decision: EndDrafts) -> None:
 def worker_lost(run: JobRun, name: str) -> None:
     """End the leases of a lost or reconnecting worker; a draft that it had gets no further one."""
     for index in run.state.ahead.upcoming.on(name):
-        draft = run.state.ahead.upcoming.drafts[index]
-        draft.lease, draft.complete = None, True
+        run.state.ahead.upcoming.end(index, complete=True)
     _stopped(run, name, time.monotonic())
 
 
@@ -66,27 +63,26 @@ def worker_lost(run: JobRun, name: str) -> None:
 def progressed(run: JobRun, message: pb.SampleProgress, more: PackedResponse) -> None:
     """Add new tokens of a draft. Raises ValueError for impossible weight versions."""
     _check(run, message.key, more)
-    draft = _draft(run, message.key)
-    if draft is not None and message.offset <= len(draft.response):
-        _take(run, draft, draft.response.with_tokens(message.offset, more))
+    drafts, index = _find(run, message.key)
+    if drafts is not None and message.offset <= len(response := drafts.response(index)):
+        _take(run, drafts, index, response.with_tokens(message.offset, more))
 
 
 def finished(run: JobRun, message: pb.FinishedSample) -> None:
     """Record that a draft is complete. Raises ValueError for an invalid message."""
     response = finished_response(message, run.context.spec.rollout.max_response_tokens)
     _check(run, message.key, response)
-    draft = _draft(run, message.key)
-    if draft is None:
-        return
-    _take(run, draft, response)
-    _complete(run, draft)
+    drafts, index = _find(run, message.key)
+    if drafts is not None:
+        _take(run, drafts, index, response)
+        _complete(run, drafts, index)
 
 
 def failed(run: JobRun, message: pb.FailedSample) -> None:
     """Record that a worker could not decode a draft, which is not tried again."""
-    draft = _draft(run, message.key)
-    if draft is not None:
-        _complete(run, draft)
+    drafts, index = _find(run, message.key)
+    if drafts is not None:
+        _complete(run, drafts, index)
 
 
 def returned(run: JobRun, result: pb.WithdrawResult) -> None:
@@ -112,23 +108,22 @@ def _check(run: JobRun, key: pb.SampleKey, response: PackedResponse) -> None:
         raise ValueError(f"a draft of {name} has weight versions {versions}, the newest is {newest}")
 
 
-def _draft(run: JobRun, key: pb.SampleKey) -> AheadDraft | None:
-    return run.state.ahead.find(key.iteration, key.sample - FIRST_AHEAD_SAMPLE, key.attempt)
+def _find(run: JobRun, key: pb.SampleKey) -> tuple[AheadDrafts | None, int]:
+    index = key.sample - FIRST_AHEAD_SAMPLE
+    return run.state.ahead.find(key.iteration, index, key.attempt), index
 
 
-def _take(run: JobRun, draft: AheadDraft, response: PackedResponse) -> None:
-    more = len(response) - len(draft.response)
-    if more > 0:
-        draft.response = response
-        run.state.ahead.drafted += more
-        run.totals.ahead_drafted += more
+def _take(run: JobRun, drafts: AheadDrafts, index: int, response: PackedResponse) -> None:
+    more = drafts.take(index, response)
+    run.state.ahead.drafted += more
+    run.totals.ahead_drafted += more
 
 
-def _complete(run: JobRun, draft: AheadDraft) -> None:
-    worker = draft.lease
-    draft.lease, draft.complete = None, True
-    if worker is not None and not run.state.ahead.upcoming.on(worker.worker):
-        _stopped(run, worker.worker, time.monotonic())
+def _complete(run: JobRun, drafts: AheadDrafts, index: int) -> None:
+    lease = drafts.drafts[index].lease
+    drafts.end(index, complete=True)
+    if lease is not None and not run.state.ahead.upcoming.on(lease.worker):
+        _stopped(run, lease.worker, time.monotonic())
     run.wake()
 
 

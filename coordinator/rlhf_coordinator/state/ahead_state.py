@@ -48,19 +48,38 @@ class AheadDrafts:
     """Iteration of the samples; -1 for none."""
     drafts: dict[int, AheadDraft] = field(default_factory=dict)
     """Drafts by the number of their sample, those of all samples that were ever leased."""
+    leased: dict[str, dict[int, None]] = field(default_factory=dict)
+    """Worker -> numbers of the samples that it drafts, in the order of their leases."""
+    tokens: int = 0
+    """Number of tokens of all drafts."""
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of all drafts."""
-        return sum(len(draft.response) for draft in self.drafts.values())
+    def begin(self, index: int, lease: Lease) -> AheadDraft:
+        """Lease the draft of a sample, and return it."""
+        draft = self.drafts.setdefault(index, AheadDraft(0))
+        draft.attempt, draft.lease = lease.attempt, lease
+        self.leased.setdefault(lease.worker, {})[index] = None
+        return draft
+
+    def end(self, index: int, *, complete: bool) -> None:
+        """End the lease of a draft, if it has one. `complete`: it gets no further lease."""
+        draft = self.drafts[index]
+        if draft.lease is not None:
+            del self.leased[draft.lease.worker][index]
+        draft.lease, draft.complete = None, complete or draft.complete
+
+    def take(self, index: int, response: PackedResponse) -> int:
+        """Replace the response of a draft by a longer one; return the number of new tokens, 0 for no longer one."""
+        draft = self.drafts[index]
+        more = len(response) - len(draft.response)
+        if more <= 0:
+            return 0
+        draft.response = response
+        self.tokens += more
+        return more
 
     def on(self, worker: str) -> list[int]:
         """Return the samples that a worker drafts, by number."""
-        return [index for index, draft in self.drafts.items() if draft.lease and draft.lease.worker == worker]
-
-    def loads(self) -> Counter[str]:
-        """Return the number of drafts that each worker has."""
-        return Counter(draft.lease.worker for draft in self.drafts.values() if draft.lease is not None)
+        return list(self.leased.get(worker, ()))
 
     def waiting(self, size: int) -> Iterable[int]:
         """Yield the samples of an iteration of `size` that may be leased: begun ones first, in their order."""
@@ -136,12 +155,12 @@ class AheadState:
         right = self.faded_right + self.right.total()
         return compared < MEASURED_TOKENS or right >= MIN_SHARE * compared
 
-    def find(self, iteration: int, index: int, attempt: int) -> AheadDraft | None:
-        """Return the draft that a message is about; None for an unknown or older one."""
+    def find(self, iteration: int, index: int, attempt: int) -> AheadDrafts | None:
+        """Return the drafts that have the one that a message is about; None for an unknown or older one."""
         for drafts in (self.upcoming, self.current):
             draft = drafts.drafts.get(index)
             if drafts.iteration == iteration and draft is not None and draft.attempt == attempt:
-                return draft
+                return drafts
         return None
 
 

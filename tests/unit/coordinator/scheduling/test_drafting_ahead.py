@@ -61,8 +61,7 @@ def take(state: JobState, leases: dict[str, tuple[int, ...]]) -> None:
     for worker, samples in leases.items():
         state.ahead.since.setdefault(worker, NOW)
         for index in samples:
-            draft = state.ahead.upcoming.drafts.setdefault(index, AheadDraft(1))
-            draft.lease = Lease(worker, 1)
+            state.ahead.upcoming.begin(index, Lease(worker, 1))
 
 
 def test_workers_draft_once_nothing_of_the_batch_is_left_for_them(context: JobContext) -> None:
@@ -151,7 +150,9 @@ def test_the_tokens_of_all_drafts_are_bounded(context: JobContext, monkeypatch: 
     state = state_of(context)
     finish_all(state)
     whole = PackedResponse(b"\1\0\0\0" * 9, b"\0\0\0\0" * 9, (VersionSpan(0, 9),))
-    state.ahead.upcoming.drafts[0] = AheadDraft(1, response=whole, complete=True)
+    state.ahead.upcoming.begin(0, Lease(WORKERS[0], 1))
+    state.ahead.upcoming.take(0, whole)
+    state.ahead.upcoming.end(0, complete=True)
     monkeypatch.setattr("rlhf_coordinator.scheduling.drafting_ahead.MAX_TOKENS", 9)
     assert leased(context, state) == {}
     monkeypatch.setattr("rlhf_coordinator.scheduling.drafting_ahead.MAX_TOKENS", 10)
@@ -244,7 +245,7 @@ def carry_out_and_check(context: JobContext, state: JobState) -> None:
         if isinstance(decision, d.EndDrafts):
             assert worker not in addressed, "an end comes first"
             for index in state.ahead.upcoming.on(worker):
-                state.ahead.upcoming.drafts[index].lease = None
+                state.ahead.upcoming.end(index, complete=False)
             del state.ahead.since[worker]
         elif isinstance(decision, d.DraftAhead):
             assert worker not in addressed, "who gets work drafts nothing"
